@@ -1,0 +1,8 @@
+"""``pytest`` runs the tests, ``pytest --benchmark-only`` the benchmarks; a path on the command line stands as given."""
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("benchmark_only") and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        config.args[:] = [str(config.rootpath / "bench")]

@@ -1,0 +1,39 @@
+//! The Python surface: conversions, errors, and nothing else. `smg_fast/_codec.pyi` documents it.
+
+mod columns;
+mod dispatcher;
+mod text;
+mod wire;
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+create_exception!(smg_fast._codec, CodecError, PyValueError);
+
+impl From<crate::msgpack::Error> for PyErr {
+    fn from(error: crate::msgpack::Error) -> Self {
+        CodecError::new_err(error.to_string())
+    }
+}
+
+#[pymodule(name = "_codec")]
+mod codec {
+    #[pymodule_export]
+    use super::CodecError;
+    #[pymodule_export]
+    use super::columns::{Logprobs, TokenIds};
+    #[pymodule_export]
+    use super::dispatcher::{Dispatcher, Load, Outcome, Output, ResponseFormat, TextOptions};
+    #[pymodule_export]
+    use super::text::{Detokenizer, Tokenizer};
+    #[pymodule_export]
+    use super::wire::{
+        Handshake, ReadyResponse, decode_handshake, decode_ready_response, encode_abort, encode_init,
+        encode_tokenspeed_request,
+    };
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,132 @@
+//! Handshake and requests.
+
+use std::borrow::Cow;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::columns::TokenIds;
+use crate::protocol::{handshake, tokenspeed};
+
+#[pyclass(frozen, get_all, module = "smg_fast._codec")]
+pub struct Handshake {
+    status: &'static str,
+    local: bool,
+    headless: bool,
+}
+
+#[pyclass(frozen, get_all, module = "smg_fast._codec")]
+pub struct ReadyResponse {
+    max_model_len: Option<u64>,
+    num_gpu_blocks: Option<u64>,
+    block_size: Option<u64>,
+    vllm_version: Option<String>,
+    dtype: Option<String>,
+    world_size: Option<u64>,
+    data_parallel_size: Option<u64>,
+    data_parallel_rank: Option<u64>,
+    max_num_seqs: Option<u64>,
+    max_num_batched_tokens: Option<i64>,
+}
+
+#[pyfunction]
+pub fn decode_handshake(payload: &[u8]) -> PyResult<Handshake> {
+    let handshake::Handshake { status, local, headless, .. } = handshake::Handshake::decode(payload)?;
+    Ok(Handshake { status: status.as_str(), local, headless })
+}
+
+#[pyfunction]
+pub fn decode_ready_response(payload: &[u8]) -> PyResult<ReadyResponse> {
+    let ready = handshake::ReadyResponse::decode(payload)?;
+    Ok(ReadyResponse {
+        max_model_len: ready.max_model_len,
+        num_gpu_blocks: ready.num_gpu_blocks,
+        block_size: ready.block_size,
+        vllm_version: ready.vllm_version,
+        dtype: ready.dtype,
+        world_size: ready.world_size,
+        data_parallel_size: ready.data_parallel_size,
+        data_parallel_rank: ready.data_parallel_rank,
+        max_num_seqs: ready.max_num_seqs,
+        max_num_batched_tokens: ready.max_num_batched_tokens,
+    })
+}
+
+#[pyfunction]
+pub fn encode_init<'py>(py: Python<'py>, inputs: Vec<String>, outputs: Vec<String>) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &handshake::encode_init(&inputs, &outputs))
+}
+
+/// A request message's frames, behind the identity.
+type Frames<'py> = Vec<Bound<'py, PyBytes>>;
+
+#[pyfunction]
+pub fn encode_abort<'py>(py: Python<'py>, rids: Vec<String>) -> Frames<'py> {
+    vec![PyBytes::new(py, tokenspeed::ABORT), PyBytes::new(py, &tokenspeed::encode_abort(&rids))]
+}
+
+#[pyfunction]
+#[pyo3(signature = (rid, input_ids, *, form = "tagged", max_new_tokens = None, stop_token_ids = None, temperature = 1.0,
+                    top_p = 1.0, top_k = 1 << 30, min_p = 0.0, frequency_penalty = 0.0, presence_penalty = 0.0,
+                    repetition_penalty = 1.0, min_new_tokens = 0, ignore_eos = false, seed = None, json_schema = None,
+                    regex = None, ebnf = None, structural_tag = None, return_logprob = false, stream = true))]
+#[expect(clippy::too_many_arguments, reason = "a Python signature")]
+pub fn encode_tokenspeed_request<'py>(
+    py: Python<'py>,
+    rid: &str,
+    input_ids: &Bound<'py, TokenIds>,
+    form: &str,
+    max_new_tokens: Option<u32>,
+    stop_token_ids: Option<Vec<u32>>,
+    temperature: f64,
+    top_p: f64,
+    top_k: i64,
+    min_p: f64,
+    frequency_penalty: f64,
+    presence_penalty: f64,
+    repetition_penalty: f64,
+    min_new_tokens: u32,
+    ignore_eos: bool,
+    seed: Option<i64>,
+    json_schema: Option<&str>,
+    regex: Option<&str>,
+    ebnf: Option<&str>,
+    structural_tag: Option<&str>,
+    return_logprob: bool,
+    stream: bool,
+) -> PyResult<Frames<'py>> {
+    let form = match form {
+        "tagged" => tokenspeed::Form::Tagged,
+        "tuple" => tokenspeed::Form::Tuple,
+        _ => return Err(PyValueError::new_err(format!("unknown request form {form:?}; known: tagged, tuple"))),
+    };
+    let sampling = tokenspeed::Sampling {
+        max_new_tokens,
+        stop_token_ids: stop_token_ids.map(Cow::Owned),
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        frequency_penalty,
+        presence_penalty,
+        repetition_penalty,
+        min_new_tokens,
+        json_schema: json_schema.map(Cow::Borrowed),
+        regex: regex.map(Cow::Borrowed),
+        ebnf: ebnf.map(Cow::Borrowed),
+        structural_tag: structural_tag.map(Cow::Borrowed),
+        ignore_eos,
+        seed,
+    };
+    let request = tokenspeed::Request {
+        rid: Cow::Borrowed(rid),
+        input_ids: Cow::Borrowed(&input_ids.get().ids),
+        sampling,
+        return_logprob,
+        stream,
+    };
+    let payload =
+        tokenspeed::encode_request(&request, form).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(vec![PyBytes::new(py, tokenspeed::ADD), PyBytes::new(py, &payload)])
+}

@@ -1,0 +1,244 @@
+//! API bytes: server-sent events and final JSON bodies of OpenAI's chat completions and completions.
+#![deny(unsafe_code)]
+
+mod chat;
+mod completion;
+mod json;
+
+use crate::generation::{Finish, Generation, StopReason, TokenSpan, Tokenizer};
+
+/// Which API a response belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completion,
+}
+
+/// A piece of a generation's text, by what it is to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// The answer itself.
+    Content(&'a str),
+}
+
+/// Tokens of a response, counted once per prompt and per generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of all generations.
+    pub completion_tokens: u64,
+    /// Of the prompts, found in the engine's cache.
+    pub cached_tokens: u64,
+}
+
+/// How one response is rendered. The parts that never change are rendered once.
+pub struct Format {
+    api: Api,
+    /// `"id":…,"model":…,"choices":[`, behind whatever opens an event or a body.
+    head: Vec<u8>,
+    /// What closes an event after its last choice.
+    tail: &'static [u8],
+    include_usage: bool,
+}
+
+/// The last event of every stream.
+pub const DONE: &[u8] = b"data: [DONE]\n\n";
+
+impl Format {
+    /// For a response rendered as events.
+    #[must_use]
+    pub fn events(api: Api, id: &str, model: &str, created: u64, include_usage: bool) -> Self {
+        let object = match api {
+            Api::Chat => "chat.completion.chunk",
+            Api::Completion => "text_completion",
+        };
+        // With include_usage every event has the field, and all but the last have null.
+        let tail: &[u8] = if include_usage { b"],\"usage\":null}\n\n" } else { b"]}\n\n" };
+        Self { api, head: head(b"data: {", id, object, model, created), tail, include_usage }
+    }
+
+    /// For a response rendered as one body.
+    #[must_use]
+    pub fn body(api: Api, id: &str, model: &str, created: u64) -> Self {
+        let object = match api {
+            Api::Chat => "chat.completion",
+            Api::Completion => "text_completion",
+        };
+        Self { api, head: head(b"{", id, object, model, created), tail: b"", include_usage: false }
+    }
+
+    /// Append the events for what is new in a generation, and mark it emitted. Nothing new to show, no event.
+    pub fn write_events(&self, out: &mut Vec<u8>, index: usize, generation: &mut Generation) {
+        let text = generation.new_text();
+        let finish = generation.new_finish();
+        if text.is_empty() && finish.is_none() {
+            return;
+        }
+        let delta = Delta {
+            index,
+            parts: &[Part::Content(text)],
+            tokens: generation.new_tokens(),
+            finish,
+            stop_reason: generation.stop_reason(),
+            generation,
+        };
+        match self.api {
+            Api::Chat => chat::write_events(self, out, &delta),
+            Api::Completion => completion::write_event(self, out, &delta),
+        }
+        generation.mark_emitted();
+    }
+
+    /// Append what ends a stream: the usage event, if asked for, and `[DONE]`.
+    pub fn write_end(&self, out: &mut Vec<u8>, usage: Usage) {
+        if self.include_usage {
+            out.extend_from_slice(&self.head);
+            out.extend_from_slice(b"],\"usage\":");
+            write_usage(out, usage);
+            out.extend_from_slice(b"}\n\n");
+        }
+        out.extend_from_slice(DONE);
+    }
+
+    /// Append the whole body of a response whose generations have all ended.
+    pub fn write_body<'a>(&self, out: &mut Vec<u8>, generations: impl Iterator<Item = &'a Generation>, usage: Usage) {
+        out.extend_from_slice(&self.head);
+        for (index, generation) in generations.enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            let whole = Delta {
+                index,
+                parts: &[Part::Content(generation.text())],
+                tokens: generation.tokens(),
+                finish: generation.finish(),
+                stop_reason: generation.stop_reason(),
+                generation,
+            };
+            match self.api {
+                Api::Chat => chat::write_choice(out, &whole),
+                Api::Completion => completion::write_choice(out, &whole),
+            }
+        }
+        out.extend_from_slice(b"],\"usage\":");
+        write_usage(out, usage);
+        out.push(b'}');
+    }
+
+    /// One event around a choice.
+    fn write_event(&self, out: &mut Vec<u8>, choice: impl FnOnce(&mut Vec<u8>)) {
+        out.extend_from_slice(&self.head);
+        choice(out);
+        out.extend_from_slice(self.tail);
+    }
+}
+
+/// What is to be told of one generation: what is new for an event, the whole for a body.
+struct Delta<'a> {
+    index: usize,
+    parts: &'a [Part<'a>],
+    tokens: TokenSpan<'a>,
+    finish: Option<Finish>,
+    stop_reason: Option<StopReason<'a>>,
+    generation: &'a Generation,
+}
+
+impl Delta<'_> {
+    fn has_text(&self) -> bool {
+        self.parts.iter().any(|Part::Content(text)| !text.is_empty())
+    }
+
+    fn write_content(&self, out: &mut Vec<u8>) {
+        for Part::Content(text) in self.parts {
+            json::escape_into(out, text);
+        }
+    }
+
+    fn write_index(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"index\":");
+        json::integer(out, self.index as u64);
+    }
+
+    /// `"finish_reason":…}`, with the stop reason where the generation has ended: the end of every choice.
+    fn write_finish(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b",\"finish_reason\":");
+        let Some(finish) = self.finish else {
+            out.extend_from_slice(b"null}");
+            return;
+        };
+        json::string(out, finish_reason(finish));
+        out.extend_from_slice(b",\"stop_reason\":");
+        match self.stop_reason {
+            None => out.extend_from_slice(b"null"),
+            Some(StopReason::String(text)) => json::string(out, text),
+            Some(StopReason::Token(id)) => json::integer(out, u64::from(id)),
+        }
+        out.push(b'}');
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.generation.tokenizer()
+    }
+}
+
+/// The API's name for an end.
+#[must_use]
+pub fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop(_) | Finish::StopString(_) => "stop",
+        Finish::Length => "length",
+        Finish::Abort => "abort",
+    }
+}
+
+/// Append a chunk of HTTP/1.1's chunked transfer coding. `data` must not be empty: that would end the body.
+pub fn write_http_chunk(out: &mut Vec<u8>, data: &[u8]) {
+    out.extend_from_slice(&http_chunk_head(data.len()));
+    out.extend_from_slice(data);
+    out.extend_from_slice(HTTP_CHUNK_TAIL);
+}
+
+/// What follows the data of an HTTP/1.1 chunk.
+pub const HTTP_CHUNK_TAIL: &[u8] = b"\r\n";
+
+/// The size line of an HTTP/1.1 chunk. Leading zeros are legal (RFC 9112, 7.1), and make it of one length for every chunk.
+#[must_use]
+pub fn http_chunk_head(len: usize) -> [u8; 10] {
+    let mut head = *b"00000000\r\n";
+    let mut rest = len;
+    for digit in head[..8].iter_mut().rev() {
+        *digit = b"0123456789abcdef"[rest & 15];
+        rest >>= 4;
+    }
+    head
+}
+
+fn head(open: &[u8], id: &str, object: &str, model: &str, created: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(open.len() + id.len() + object.len() + model.len() + 80);
+    out.extend_from_slice(open);
+    out.extend_from_slice(b"\"id\":");
+    json::string(&mut out, id);
+    out.extend_from_slice(b",\"object\":");
+    json::string(&mut out, object);
+    out.extend_from_slice(b",\"created\":");
+    json::integer(&mut out, created);
+    out.extend_from_slice(b",\"model\":");
+    json::string(&mut out, model);
+    out.extend_from_slice(b",\"choices\":[");
+    out
+}
+
+fn write_usage(out: &mut Vec<u8>, usage: Usage) {
+    out.extend_from_slice(b"{\"prompt_tokens\":");
+    json::integer(out, usage.prompt_tokens);
+    out.extend_from_slice(b",\"completion_tokens\":");
+    json::integer(out, usage.completion_tokens);
+    out.extend_from_slice(b",\"total_tokens\":");
+    json::integer(out, usage.prompt_tokens + usage.completion_tokens);
+    out.extend_from_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
+    json::integer(out, usage.cached_tokens);
+    out.extend_from_slice(b"}}");
+}

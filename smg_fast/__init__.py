@@ -1,0 +1,1 @@
+"""smg-fast: an OpenAI-compatible gateway that speaks the inference engine's own ZeroMQ wire."""

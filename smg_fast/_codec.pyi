@@ -1,0 +1,311 @@
+"""The native per-token path: engine wire, tokenization, detokenization, rendering.
+
+Every class is immutable or guarded by a lock; none of them is tied to an event loop.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, final
+
+__all__ = [
+    "CodecError",
+    "Detokenizer",
+    "Dispatcher",
+    "Handshake",
+    "Load",
+    "Logprobs",
+    "Outcome",
+    "Output",
+    "ReadyResponse",
+    "ResponseFormat",
+    "TextOptions",
+    "TokenIds",
+    "Tokenizer",
+    "__version__",
+    "decode_handshake",
+    "decode_ready_response",
+    "encode_abort",
+    "encode_init",
+    "encode_tokenspeed_request",
+]
+
+__version__: str
+
+class CodecError(ValueError):
+    """Bytes from an engine that cannot be read; the message names the field, what was expected and what was seen."""
+
+@final
+class TokenIds:
+    """An immutable column of token ids (u32). ``numpy.asarray`` sees it without a copy.
+
+    Raises ``OverflowError`` for an id outside ``[0, 2**32)``, ``TypeError`` for what is not an integer.
+    """
+
+    def __new__(cls, ids: Iterable[int] | None = None, /) -> TokenIds: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def tolist(self) -> list[int]: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+@final
+class Logprobs:
+    """An immutable column of natural-log probabilities (float64), one per token. ``numpy.asarray`` sees it without a copy."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> float: ...
+    def __iter__(self) -> Iterator[float]: ...
+    def tolist(self) -> list[float]: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+@final
+class Tokenizer:
+    """A ``tokenizer.json``, loaded once and shared by every request of a model."""
+
+    @staticmethod
+    def from_file(path: str) -> Tokenizer:
+        """Raises ``OSError`` if the file cannot be read, ``ValueError`` if it is not a tokenizer."""
+    def encode(self, text: str, add_special_tokens: bool = False) -> TokenIds:
+        """Token ids of ``text``. The GIL is released while it runs."""
+    def decode(self, ids: TokenIds | Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the whole sequence at once; ids outside the vocabulary contribute nothing."""
+    def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, id: int) -> str | None: ...
+    @property
+    def vocab_size(self) -> int:
+        """Ids known to the tokenizer, added tokens included: the highest id plus one."""
+
+@final
+class Detokenizer:
+    """Incremental decoding of one sequence: what ``push`` and ``finish`` return, joined, is ``Tokenizer.decode`` of all ids."""
+
+    def __new__(cls, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def push(self, ids: TokenIds | Sequence[int]) -> str:
+        """Text that is settled by these ids; an unfinished character waits for the next call."""
+    def finish(self) -> str:
+        """What was still held back; the sequence ends here."""
+
+@final
+class TextOptions:
+    """What to do with the text of every generation of a response.
+
+    ``stop``: strings that end a generation; the text ends before the match, or after it with ``include_stop_str``.
+    A match that ends within the first ``min_tokens`` tokens does not count.
+    ``stop_token_ids`` (the request's) and ``eos_token_ids`` (the model's) are for the engine to stop at; here they say which last
+    token has no text (unless ``include_stop_str``), and the first are reported as ``stop_reason``.
+    Raises ``ValueError`` for an empty stop string.
+    """
+
+    def __new__(
+        cls,
+        *,
+        stop: Sequence[str] = ...,
+        stop_token_ids: Sequence[int] = ...,
+        eos_token_ids: Sequence[int] = ...,
+        include_stop_str: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        logprobs: bool = False,
+    ) -> TextOptions: ...
+
+@final
+class ResponseFormat:
+    """What the client of a response receives. ``created`` is in seconds since the epoch."""
+
+    @staticmethod
+    def chat(*, id: str, model: str, created: int, stream: bool, include_usage: bool = False) -> ResponseFormat:
+        """``chat.completion``, or ``chat.completion.chunk`` events with ``stream``."""
+    @staticmethod
+    def completion(*, id: str, model: str, created: int, stream: bool, include_usage: bool = False) -> ResponseFormat:
+        """``text_completion``, whole or as events."""
+    @staticmethod
+    def outputs() -> ResponseFormat:
+        """No rendering: the response ends with a list of ``Output``, for callers in this process."""
+
+@final
+class Output:
+    """One finished generation."""
+
+    @property
+    def index(self) -> int:
+        """Position of the choice in its response."""
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> TokenIds: ...
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """One per token id; ``None`` where not asked for."""
+    @property
+    def finish_reason(self) -> str:
+        """``stop``, ``length`` or ``abort``."""
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string that matched, or the id of the request's stop token that was sampled."""
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens the engine found in its cache."""
+
+@final
+class Load:
+    """An engine's own account of its load, as it came with a tick."""
+
+    @property
+    def engine_index(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def kv_active_pages(self) -> int: ...
+    @property
+    def kv_total_pages(self) -> int:
+        """0: the engine took no snapshot."""
+
+@final
+class Outcome:
+    """What one call to the dispatcher has for its caller to do."""
+
+    @property
+    def chunks(self) -> list[tuple[object, bytes]]:
+        """Per response with news: its sink and a ready HTTP/1.1 chunk, framing included."""
+    @property
+    def ended(self) -> list[tuple[object, bytes | list[Output] | None, str | None]]:
+        """Responses that end: sink, last data, error.
+
+        The data are unframed: a stream's last events (usage and ``[DONE]`` included), a whole JSON body, or the outputs.
+        With an error they are ``None``.
+        """
+    @property
+    def aborts(self) -> list[str]:
+        """Request ids the engine must stop: a stop string matched, a sibling failed, or nobody here knows them."""
+    @property
+    def finished(self) -> list[str]:
+        """Request ids that are in flight no more, whichever way they ended."""
+    @property
+    def loads(self) -> list[Load]: ...
+    @property
+    def refused(self) -> list[str]:
+        """Why a message was refused, one text per refused message. No row of it was applied."""
+    @property
+    def engine_dead(self) -> bool:
+        """An engine said that it is dying."""
+
+@final
+class Dispatcher:
+    """Request id -> generation. One call takes an engine's messages and gives back the bytes to write."""
+
+    def __new__(cls) -> Dispatcher: ...
+    def __len__(self) -> int:
+        """Generations in flight."""
+    def open(
+        self,
+        sink: object,
+        format: ResponseFormat,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        rids: Sequence[str],
+        prompt_tokens: int,
+        n: int = 1,
+    ) -> int:
+        """Begin a response with one generation per request id, in the order of its choices; returns its key.
+
+        ``prompt_tokens`` is what usage reports, ``n`` the number of choices each prompt has. Raises ``ValueError`` for an id in flight already, or no id.
+        """
+    def feed(self, protocol: Literal["tokenspeed"], messages: Sequence[Sequence[bytes]]) -> Outcome:
+        """Apply messages (each a sequence of frames) in order."""
+    def fail(self, rids: Sequence[str], message: str) -> Outcome:
+        """End the responses these generations belong to with an error. Ids not in flight are passed over."""
+    def cancel(self, key: int) -> list[str]:
+        """Forget a response; returns the request ids an engine is still working on. An unknown key has none."""
+    def pause(self, key: int) -> None:
+        """Render nothing for a response whose reader is slow; it goes on accumulating. Unknown keys are passed over."""
+    def resume(self, key: int) -> bytes | None:
+        """End the pause; returns one framed chunk with what gathered, if anything did. Unknown keys have nothing.
+
+        A response that ends while paused is unpaused by its end: what gathered comes with its last data.
+        """
+
+@final
+class Handshake:
+    """HELLO or READY, as an engine sends them."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def local(self) -> bool: ...
+    @property
+    def headless(self) -> bool: ...
+
+@final
+class ReadyResponse:
+    """What an engine tells of itself when it registers on the input socket. ``None``: it did not say."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and output together."""
+    @property
+    def num_gpu_blocks(self) -> int | None: ...
+    @property
+    def block_size(self) -> int | None:
+        """Tokens a KV block holds (``block_size``; ``prefix_granularity`` on TokenSpeed)."""
+    @property
+    def vllm_version(self) -> str | None: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def world_size(self) -> int | None: ...
+    @property
+    def data_parallel_size(self) -> int | None: ...
+    @property
+    def data_parallel_rank(self) -> int | None: ...
+    @property
+    def max_num_seqs(self) -> int | None: ...
+    @property
+    def max_num_batched_tokens(self) -> int | None:
+        """-1 is legal."""
+
+def decode_handshake(payload: bytes) -> Handshake:
+    """Raises ``CodecError``."""
+
+def decode_ready_response(payload: bytes) -> ReadyResponse:
+    """Raises ``CodecError``."""
+
+def encode_init(inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """The INIT answer to HELLO, with the addresses the engine shall connect to."""
+
+def encode_abort(rids: Sequence[str]) -> list[bytes]:
+    """Frames of an ABORT message, without the identity."""
+
+def encode_tokenspeed_request(
+    rid: str,
+    input_ids: TokenIds,
+    *,
+    form: Literal["tagged", "tuple"] = "tagged",
+    max_new_tokens: int | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 1 << 30,
+    min_p: float = 0.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    min_new_tokens: int = 0,
+    ignore_eos: bool = False,
+    seed: int | None = None,
+    json_schema: str | None = None,
+    regex: str | None = None,
+    ebnf: str | None = None,
+    structural_tag: str | None = None,
+    return_logprob: bool = False,
+    stream: bool = True,
+) -> list[bytes]:
+    """Frames of an ADD message, without the identity: ``[type byte, payload]``.
+
+    Values go on the wire as given; the caller normalises them. ``form="tuple"`` is the first revision of the wire
+    (5 and 13 elements, no constraints: ``ValueError`` if one is given).
+    """

@@ -1,0 +1,1 @@
+"""From a request's messages or text to token ids, reading nothing but the model's own directory."""

@@ -1,0 +1,182 @@
+"""Chat templates: a conversation becomes the text of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import jinja2
+import msgspec
+
+from .environment import TemplateEnvironment, time_limit
+from .errors import ModelDirectoryError, PromptError, TemplateError
+from .messages import Message, template_messages
+from .model_directory import ModelDirectory, TemplateSource, read_template
+from .template_traits import TemplateTraits, template_traits
+
+ContentFormat = Literal["auto", "string", "openai"]
+
+# What transformers would take for an argument of apply_chat_template: no template ever sees it.
+_RESERVED = frozenset(("messages", "conversation", "chat_template", "continue_final_message", "tokenize"))
+
+# Templates are run on what clients send; what they do wrong with it shows as any of these.
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once; safe to render from several threads.
+
+    Parameters
+    ----------
+    source
+        Jinja source and where it is from.
+    tool_use
+        Source used in its place for requests with tools.
+    special_tokens
+        Variables such as ``bos_token`` and ``eos_token``.
+    content_format
+        What the template is given as content: ``"string"`` (text parts are joined by a newline), ``"openai"`` (a list
+        of parts always), or ``"auto"``: whichever the template reads; as sent, if it reads both.
+    time_limit
+        Seconds a rendering may take.
+    now
+        The clock of ``strftime_now``.
+
+    Raises
+    ------
+    ModelDirectoryError
+        The source is not a template; the message names file and line.
+    """
+
+    def __init__(
+        self,
+        source: TemplateSource,
+        *,
+        tool_use: TemplateSource | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        content_format: ContentFormat = "auto",
+        time_limit: float = 2.0,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        environment = TemplateEnvironment(now)
+        self._default = _Compiled(environment, source, content_format)
+        self._tool_use = _Compiled(environment, tool_use, content_format) if tool_use else self._default
+        self._special_tokens = dict(special_tokens or {})
+        self._time_limit = time_limit
+
+    @classmethod
+    def from_model(
+        cls,
+        model: ModelDirectory,
+        override: Path | None = None,
+        *,
+        content_format: ContentFormat = "auto",
+    ) -> ChatTemplate | None:
+        """The template of a model, or the one in the file ``override``; ``None`` if there is neither.
+
+        Raises ``ModelDirectoryError`` for a file that cannot be read or is no template.
+        """
+        if override is not None:
+            source, tool_use = read_template(override), None
+        elif (default := model.chat_templates.get("default")) is not None:
+            source, tool_use = default, model.chat_templates.get("tool_use")
+        elif model.chat_templates:
+            names = ", ".join(sorted(model.chat_templates))
+            raise ModelDirectoryError(f"{model.path}: none of the chat templates ({names}) is named 'default'")
+        else:
+            return None
+        return cls(
+            source,
+            tool_use=tool_use,
+            special_tokens=model.special_tokens,
+            content_format=content_format,
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Text of the prompt.
+
+        ``tools`` and ``documents`` are the request's own JSON; ``template_kwargs`` are further variables, which win
+        over the template's usual ones.
+
+        Raises
+        ------
+        TemplateError
+            In the template's own words (``raise_exception``), or saying where it failed.
+        PromptError
+            For messages that no template could be given.
+        """
+        if not messages:
+            raise PromptError("there must be at least one message", "messages")
+        kwargs = dict(template_kwargs or {})
+        for name in sorted(_RESERVED & kwargs.keys()):
+            param = f"chat_template_kwargs.{name}"
+            raise PromptError(f"{param}: not a variable of a chat template", param)
+        compiled = self._tool_use if tools is not None else self._default
+        variables = {
+            **self._special_tokens,
+            "messages": template_messages(messages, compiled.traits),
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            **kwargs,
+        }
+        with time_limit(self._time_limit):
+            return compiled.render(variables)
+
+
+class _Compiled:
+    def __init__(self, environment: TemplateEnvironment, source: TemplateSource, content_format: ContentFormat) -> None:
+        self._origin = source.origin
+        try:
+            tree = environment.parse(source.text, filename=source.origin)
+            self.traits = _with_format(template_traits(tree), content_format)
+            self._template = environment.compile_template(tree, source.origin)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelDirectoryError(
+                f"{source.origin}, line {error.lineno}: not a chat template: {error.message}"
+            ) from None
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(variables)
+        except TemplateError:
+            raise
+        except _TEMPLATE_FAILURES as error:
+            line = _line_in(self._origin, error.__traceback__)
+            raise TemplateError(f"the chat template failed on these messages (line {line}): {error}") from error
+
+
+def _with_format(traits: TemplateTraits, content_format: ContentFormat) -> TemplateTraits:
+    if content_format == "auto":
+        return traits
+    parts = content_format == "openai"
+    return msgspec.structs.replace(traits, content_strings=not parts, content_parts=parts)
+
+
+def _line_in(filename: str, traceback: TracebackType | None) -> int | None:
+    """Innermost line of the template: Jinja rewrites tracebacks to template lines."""
+    line = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == filename:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line

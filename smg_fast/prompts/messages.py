@@ -1,0 +1,132 @@
+"""The conversation as a client sends it, and as a chat template reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from .errors import PromptError
+from .template_traits import TemplateTraits
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message's content. Only ``text`` and ``refusal`` parts can be prompted with."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """``arguments`` is JSON text, as OpenAI has it; an object is taken as well."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a chat.
+
+    ``reasoning_content``, ``thinking`` and ``reasoning`` are three names of the same thing; the first one given
+    counts. Keys not listed here are no part of a prompt.
+    """
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
+
+
+def template_messages(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
+    """The messages as the dictionaries that a template with these traits reads.
+
+    Raises
+    ------
+    PromptError
+        For content that is missing or not text, and for tool call arguments that are not JSON.
+    """
+    return [_template_message(message, f"messages[{index}]", traits) for index, message in enumerate(messages)]
+
+
+def _template_message(message: Message, path: str, traits: TemplateTraits) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role}
+    if message.content is not None:
+        rendered["content"] = _content(message.content, f"{path}.content", traits)
+    elif message.role == "assistant":
+        # A turn of nothing but tool calls. Most templates would fail on None, or write it out.
+        rendered["content"] = None if traits.content_null else ""
+    else:
+        raise PromptError(f"{path}.content: a {message.role} message needs content", f"{path}.content")
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            _tool_call(call, f"{path}.tool_calls[{index}]", traits) for index, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    for reasoning in (message.reasoning_content, message.thinking, message.reasoning):
+        if reasoning is not None:
+            # Each template knows it by one of these names.
+            rendered |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), reasoning)
+            break
+    return rendered
+
+
+def _content(content: str | list[ContentPart], path: str, traits: TemplateTraits) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content if traits.content_strings else [{"type": "text", "text": content}]
+    texts = [_text(part, f"{path}[{index}]") for index, part in enumerate(content)]
+    if traits.content_parts:
+        return [{"type": "text", "text": text} for text in texts]
+    # As vLLM's server does.
+    return "\n".join(texts)
+
+
+def _text(part: ContentPart, path: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise PromptError(f"{path}: content of type {part.type!r} is not supported, only text", path)
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise PromptError(f"{path}: a {part.type} part needs the key {part.type!r}", path)
+    return text
+
+
+def _tool_call(call: ToolCall, path: str, traits: TemplateTraits) -> dict[str, Any]:
+    rendered: dict[str, Any] = {
+        "type": call.type,
+        "function": {
+            "name": call.function.name,
+            "arguments": _arguments(call.function.arguments, f"{path}.function.arguments", traits),
+        },
+    }
+    if call.id is not None:
+        rendered["id"] = call.id
+    return rendered
+
+
+def _arguments(arguments: str | dict[str, Any], path: str, traits: TemplateTraits) -> str | dict[str, Any]:
+    """The object, since templates write it with tojson: text would be quoted a second time."""
+    if isinstance(arguments, str) == traits.argument_text:
+        return arguments
+    if not isinstance(arguments, str):
+        return json.dumps(arguments, ensure_ascii=False)
+    if not arguments:
+        return {}
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PromptError(f"{path}: not a JSON object: {error}", path) from None

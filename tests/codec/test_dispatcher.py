@@ -1,0 +1,387 @@
+"""What a response becomes, from an engine's messages to bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smg_fast._codec import Dispatcher, Outcome, Output, ResponseFormat, TextOptions, Tokenizer
+from tests.codec.ticks import Row, tick
+
+CHAT = ResponseFormat.chat(id="chatcmpl-1", model='a "model"', created=7, stream=True)
+CHAT_USAGE = ResponseFormat.chat(id="chatcmpl-1", model="m", created=7, stream=True, include_usage=True)
+CHAT_BODY = ResponseFormat.chat(id="chatcmpl-1", model="m", created=7, stream=False)
+COMPLETION = ResponseFormat.completion(id="cmpl-1", model="m", created=7, stream=True)
+COMPLETION_BODY = ResponseFormat.completion(id="cmpl-1", model="m", created=7, stream=False)
+
+
+class Client:
+    """Puts the bytes of an outcome together as an HTTP client would."""
+
+    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer) -> None:
+        self.dispatcher = dispatcher
+        self.tokenizer = tokenizer
+        self.raw = b""
+        self.end: bytes | list[Output] | None = None
+        self.error: str | None = None
+        self.aborts: list[str] = []
+        self.finished: list[str] = []
+
+    def open(self, format: ResponseFormat, rids: list[str], n: int = 1, prompt_tokens: int = 5, **options: Any) -> int:
+        return self.dispatcher.open(
+            self, format, self.tokenizer, TextOptions(**options), rids, prompt_tokens=prompt_tokens, n=n
+        )
+
+    def feed(self, *messages: list[bytes]) -> Outcome:
+        return self.take(self.dispatcher.feed("tokenspeed", messages))
+
+    def take(self, outcome: Outcome) -> Outcome:
+        for sink, chunk in outcome.chunks:
+            assert sink is self
+            self.raw += unframe(chunk)
+        for sink, data, error in outcome.ended:
+            assert sink is self
+            assert (data is None) is (error is not None)
+            self.end, self.error = data, error
+            if isinstance(data, bytes):
+                self.raw += data
+        self.aborts += outcome.aborts
+        self.finished += outcome.finished
+        return outcome
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        parts = self.raw.decode().split("\n\n")
+        assert parts[-1] == ""
+        assert all(part.startswith("data: ") for part in parts[:-1])
+        return [json.loads(part[6:]) for part in parts[:-1] if part != "data: [DONE]"]
+
+    def text(self, index: int = 0) -> str:
+        choices = [c for event in self.events for c in event["choices"] if c["index"] == index]
+        return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        assert isinstance(self.end, bytes)
+        body = json.loads(self.end)
+        assert isinstance(body, dict)
+        return body
+
+
+def unframe(chunk: bytes) -> bytes:
+    size, _, rest = chunk.partition(b"\r\n")
+    assert len(rest) == int(size, 16) + 2
+    assert rest.endswith(b"\r\n")
+    return rest[:-2]
+
+
+@pytest.fixture
+def client(tokenizer: Tokenizer) -> Client:
+    return Client(Dispatcher(), tokenizer)
+
+
+def ids(client: Client, text: str) -> list[int]:
+    return client.tokenizer.encode(text).tolist()
+
+
+def feed_text(client: Client, text: str, rid: str = "r", finish: str = "stop") -> None:
+    """One token a tick, the finish with the last."""
+    tokens = ids(client, text)
+    for position, token in enumerate(tokens, 1):
+        client.feed(tick(Row(rid, [token], finish if position == len(tokens) else "")))
+
+
+def test_chat_events_are_role_content_finish_done(client: Client) -> None:
+    client.open(CHAT, ["r"])
+    feed_text(client, "Hello, world", finish="length")
+    events = client.events
+    assert events[0]["choices"] == [
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    ]
+    assert client.text() == "Hello, world"
+    assert events[-1]["choices"] == [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert {event["id"] for event in events} == {"chatcmpl-1"}
+    assert {event["model"] for event in events} == {'a "model"'}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert {event["created"] for event in events} == {7}
+    assert client.raw.endswith(b"data: [DONE]\n\n")
+    assert client.finished == ["r"]
+    assert len(client.dispatcher) == 0
+
+
+def test_the_finishing_tick_carries_its_tokens(client: Client) -> None:
+    client.open(CHAT, ["r"])
+    client.feed(tick(Row("r", ids(client, "all of it at once"), "stop")))
+    assert client.text() == "all of it at once"
+
+
+def test_usage_comes_last_and_is_null_before(client: Client) -> None:
+    client.open(CHAT_USAGE, ["r"], prompt_tokens=11)
+    client.feed(tick(Row("r", ids(client, "one two three"), "stop", cached_tokens=4)))
+    *before, last = client.events
+    assert all(event["usage"] is None for event in before)
+    count = len(ids(client, "one two three"))
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 11,
+        "completion_tokens": count,
+        "total_tokens": 11 + count,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+def test_a_body_has_every_choice_and_counts_the_prompt_once(client: Client) -> None:
+    client.open(CHAT_BODY, ["a", "b"], n=2, prompt_tokens=11)
+    client.feed(tick(Row("a", ids(client, "first"), "stop", cached_tokens=3), Row("b", ids(client, "se"))))
+    assert client.end is None
+    client.feed(tick(Row("b", ids(client, "cond"), "length", cached_tokens=3)))
+    body = client.body
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["first", "second"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["usage"]["prompt_tokens"] == 11
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert body["usage"]["completion_tokens"] == sum(len(ids(client, text)) for text in ("first", "se", "cond"))
+    assert client.finished == ["a", "b"]
+
+
+def test_choices_stream_interleaved_and_each_ends_once(client: Client) -> None:
+    client.open(CHAT, ["a", "b", "c"], n=3)
+    client.feed(tick(Row("b", ids(client, "bee"))))
+    client.feed(tick(Row("a", ids(client, "ay"), "stop"), Row("c", ids(client, "sea"))))
+    client.feed(tick(Row("c", [], "length"), Row("b", ids(client, "!"), "stop")))
+    assert [client.text(index) for index in range(3)] == ["ay", "bee!", "sea"]
+    for index in range(3):
+        mine = [c for event in client.events for c in event["choices"] if c["index"] == index]
+        assert [c["delta"].get("role") for c in mine].count("assistant") == 1
+        assert mine[0]["delta"].get("role") == "assistant"
+        assert [c["finish_reason"] is not None for c in mine] == [False] * (len(mine) - 1) + [True]
+    assert client.raw.count(b"[DONE]") == 1
+
+
+def test_several_ticks_in_one_call_share_a_chunk_as_separate_events(client: Client) -> None:
+    client.open(COMPLETION, ["r"])
+    outcome = client.feed(*(tick(Row("r", ids(client, word))) for word in ("a", "b", "c")))
+    assert len(outcome.chunks) == 1
+    assert [event["choices"][0]["text"] for event in client.events] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_text_and_tells_the_engine_once(client: Client, include: bool) -> None:
+    client.open(CHAT_BODY, ["r"], stop=["never", "ND OF"], include_stop_str=include)
+    words = ["the", " END", " OF", " it"]
+    for word in words:
+        client.feed(tick(Row("r", ids(client, word))))
+    choice = client.body["choices"][0]
+    assert choice["message"]["content"] == ("the END OF" if include else "the E")
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == "ND OF"
+    assert client.aborts == ["r"]
+    assert client.body["usage"]["completion_tokens"] == sum(len(ids(client, word)) for word in words[:3])
+
+
+def test_tokens_behind_a_stop_string_in_the_same_tick_are_not_counted(client: Client) -> None:
+    client.open(ResponseFormat.outputs(), ["r"], stop=["b"])
+    client.feed(tick(Row("r", [*ids(client, "a"), *ids(client, "b"), *ids(client, "c")], "length")))
+    assert isinstance(client.end, list)
+    (output,) = client.end
+    assert (output.text, output.finish_reason, output.stop_reason) == ("a", "stop", "b")
+    assert output.token_ids.tolist() == [*ids(client, "a"), *ids(client, "b")]
+    assert client.aborts == [], "the engine has ended it itself"
+
+
+def test_streamed_text_never_shows_part_of_a_stop_string(client: Client) -> None:
+    client.open(CHAT, ["r"], stop=["<end>"])
+    for piece in ("say <", "en", "d", ">", "more"):
+        client.feed(tick(Row("r", ids(client, piece))))
+    assert client.text() == "say "
+    assert client.events[-1]["choices"][0]["stop_reason"] == "<end>"
+
+
+def test_text_held_for_a_stop_string_is_released_by_the_end(client: Client) -> None:
+    client.open(CHAT, ["r"], stop=["<end>"])
+    feed_text(client, "say <en", finish="length")
+    assert client.text() == "say <en"
+
+
+def test_min_tokens_passes_over_early_matches(client: Client) -> None:
+    client.open(CHAT_BODY, ["r"], stop=["a"], min_tokens=3)
+    for _ in range(6):
+        client.feed(tick(Row("r", ids(client, "a"))))
+    assert client.body["choices"][0]["message"]["content"] == "aaa"
+    assert client.body["usage"]["completion_tokens"] == 4
+
+
+def test_a_stop_token_has_no_text_and_is_the_stop_reason(client: Client) -> None:
+    (token,) = ids(client, "a")
+    client.open(CHAT_BODY, ["r"], stop_token_ids=[token])
+    client.feed(tick(Row("r", [*ids(client, "b"), token], "stop")))
+    choice = client.body["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("b", token)
+
+
+def test_an_eos_token_has_no_text_and_no_stop_reason(client: Client) -> None:
+    eos = client.tokenizer.token_to_id("<|im_end|>")
+    assert eos is not None
+    client.open(CHAT_BODY, ["r"], eos_token_ids=[eos], skip_special_tokens=False)
+    client.feed(tick(Row("r", [*ids(client, "b"), eos], "stop")))
+    choice = client.body["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("b", None)
+
+
+def test_chat_logprobs_show_every_token_with_its_bytes(client: Client) -> None:
+    client.open(CHAT_BODY, ["r"], logprobs=True)
+    tokens = ids(client, "é日")
+    logprobs = [-0.1 * position for position in range(1, len(tokens) + 1)]
+    client.feed(tick(Row("r", tokens, "length", logprobs)))
+    content = client.body["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in content] == logprobs
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "é日"
+    assert all(entry["top_logprobs"] == [] for entry in content)
+
+
+@pytest.mark.parametrize("format", [CHAT, COMPLETION])
+def test_streamed_logprobs_are_neither_lost_nor_doubled_while_text_is_held(
+    client: Client, format: ResponseFormat
+) -> None:
+    client.open(format, ["r"], logprobs=True, stop=["zzz"])
+    tokens = ids(client, "日本 zz 🎉 z")
+    for position, token in enumerate(tokens):
+        client.feed(tick(Row("r", [token], "length" if position == len(tokens) - 1 else "", [-float(position)])))
+    seen: list[float] = []
+    for event in client.events:
+        logprobs = event["choices"][0]["logprobs"]
+        if logprobs:
+            seen += logprobs.get("token_logprobs") or [entry["logprob"] for entry in logprobs["content"]]
+    assert seen == [-float(position) for position in range(len(tokens))]
+
+
+def test_completion_text_offsets_count_characters_across_events(client: Client) -> None:
+    client.open(COMPLETION, ["r"], logprobs=True)
+    words = ["né", " 日", " x"]
+    for word in words:
+        tokens = ids(client, word)
+        client.feed(tick(Row("r", tokens, "stop" if word == " x" else "", [-1.0] * len(tokens))))
+    offsets = [offset for event in client.events for offset in event["choices"][0]["logprobs"]["text_offset"]]
+    text = "".join(words)
+    starts = {offset: text[offset:] for offset in offsets}
+    assert starts[0] == text
+    assert starts[2] == " 日 x"
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(text) - 1
+
+
+def test_missing_logprobs_fail_the_request_instead_of_vanishing(client: Client) -> None:
+    client.open(CHAT_BODY, ["r"], logprobs=True)
+    client.feed(tick(Row("r", ids(client, "a"))))
+    assert client.error is not None
+    assert "logprobs" in client.error
+    assert client.aborts == ["r"]
+
+
+def test_an_engine_error_fails_the_response_and_stops_its_siblings(client: Client) -> None:
+    client.open(CHAT, ["a", "b"], n=2)
+    client.feed(tick(Row("a", ids(client, "x")), Row("b", ids(client, "y"))))
+    client.feed(tick(Row("a", ids(client, "x")), Row("b", [], "error")))
+    assert client.error is not None
+    assert client.aborts == ["a"]
+    assert sorted(client.finished) == ["a", "b"]
+    assert client.text(0) == "xx", "what was rendered before the error is not lost"
+    assert len(client.dispatcher) == 0
+
+
+def test_an_abort_without_a_token_is_an_error_not_an_empty_answer(client: Client) -> None:
+    client.open(CHAT_BODY, ["r"])
+    client.feed(tick(Row("r", [], "abort")))
+    assert client.error is not None
+
+
+def test_a_refused_message_changes_nothing(client: Client) -> None:
+    client.open(CHAT, ["r"])
+    good = tick(Row("r", ids(client, "a")))
+    outcome = client.feed([good[0][:-1]], [b"\xc1"], [])
+    assert len(outcome.refused) == 3
+    assert outcome.chunks == []
+    client.feed(good, tick(Row("r", [], "stop")))
+    assert client.text() == "a"
+
+
+def test_a_dead_engine_says_so(client: Client) -> None:
+    assert client.feed([b"ENGINE_CORE_DEAD"]).engine_dead
+
+
+def test_failing_requests_ends_them_once(client: Client) -> None:
+    client.open(CHAT, ["a", "b"])
+    client.take(client.dispatcher.fail(["a", "b", "unknown"], "the engine is gone"))
+    assert client.error == "the engine is gone"
+    assert sorted(client.finished) == ["a", "b"]
+    assert client.take(client.dispatcher.fail(["a"], "again")).ended == []
+
+
+def test_a_cancelled_response_is_forgotten_and_late_rows_are_silent(client: Client) -> None:
+    key = client.open(CHAT, ["a", "b"])
+    client.feed(tick(Row("a", [], "stop")))
+    assert client.dispatcher.cancel(key) == ["b"]
+    assert client.dispatcher.cancel(key) == []
+    outcome = client.feed(tick(Row("b", ids(client, "late"))))
+    assert (outcome.chunks, outcome.aborts, outcome.ended) == ([], [], [])
+    assert len(client.dispatcher) == 0
+
+
+def test_an_orphan_is_aborted_once(client: Client) -> None:
+    assert client.feed(tick(Row("stranger", [1]), Row("done", [1], "stop"))).aborts == ["stranger"]
+    assert client.feed(tick(Row("stranger", [1]))).aborts == []
+
+
+def test_a_paused_response_accumulates_and_resumes_with_everything(client: Client) -> None:
+    key = client.open(CHAT, ["r"], logprobs=True)
+    client.dispatcher.pause(key)
+    words = ("one", " two", " three")
+    for word in words:
+        assert client.feed(tick(Row("r", ids(client, word), "", [-1.0] * len(ids(client, word))))).chunks == []
+    chunk = client.dispatcher.resume(key)
+    assert chunk is not None
+    client.raw += unframe(chunk)
+    assert client.text() == "one two three"
+    assert client.dispatcher.resume(key) is None
+    client.feed(tick(Row("r", ids(client, "!"), "stop", [-1.0])))
+    assert client.text() == "one two three!"
+
+
+def test_a_response_that_ends_while_paused_ends_whole(client: Client) -> None:
+    key = client.open(CHAT, ["a", "b"], n=2)
+    client.feed(tick(Row("a", ids(client, "x"))))
+    client.dispatcher.pause(key)
+    client.feed(tick(Row("a", ids(client, "y"), "stop"), Row("b", ids(client, "z"))))
+    client.feed(tick(Row("b", ids(client, "!"), "stop")))
+    assert (client.text(0), client.text(1)) == ("xy", "z!")
+    finishes = [c["finish_reason"] for event in client.events for c in event["choices"] if c["finish_reason"]]
+    assert finishes == ["stop", "stop"]
+
+
+@pytest.mark.parametrize("rids", [[], ["a", "a"], ["taken"]])
+def test_impossible_request_ids_are_refused_and_leave_nothing(client: Client, rids: list[str]) -> None:
+    client.open(CHAT, ["taken"])
+    with pytest.raises(ValueError, match="request id"):
+        client.open(CHAT, rids)
+    assert len(client.dispatcher) == 1
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        TextOptions(stop=["a", ""])
+
+
+def test_an_unknown_protocol_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="tokenspeed"):
+        client.dispatcher.feed("telegraph", [])  # type: ignore[arg-type]
+
+
+def test_loads_are_reported(client: Client) -> None:
+    (load,) = client.feed(tick(Row("r", [], "stop"))).loads
+    assert (load.engine_index, load.running, load.waiting) == (0, 1, 0)
+    assert (load.kv_active_pages, load.kv_total_pages) == (10, 100)
