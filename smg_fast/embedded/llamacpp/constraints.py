@@ -1,0 +1,58 @@
+"""What an answer must look like, in llama.cpp's terms: one grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import llguidance
+
+if TYPE_CHECKING:
+    from smg_fast.embedded.wire import Sampling
+
+# llama.cpp hands a grammar that begins so to llguidance; any other it reads itself, as GBNF.
+_LARK = "%llguidance {}\n"
+
+
+class UnsupportedError(ValueError):
+    """A request that this engine cannot honour. The text tells why."""
+
+
+def grammar_for(sampling: Sampling) -> str | None:
+    """The grammar that a request's constraint amounts to, if it has one.
+
+    llama.cpp generates without a constraint, and says nothing, where llguidance refuses it: so it is tried out here.
+
+    Raises
+    ------
+    UnsupportedError
+        More constraints than one, or one that cannot be honoured.
+    """
+    given = [name for name in ("json_schema", "regex", "ebnf", "structural_tag") if getattr(sampling, name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise UnsupportedError(f"{' and '.join(given)}: one constraint is the most that an answer can have")
+    if sampling.json_schema is not None:
+        return _checked("json_schema", f"{_LARK}start: %json {_compact(sampling.json_schema)}")
+    if sampling.regex is not None:
+        return _checked("regex", f"{_LARK}start: /{llguidance.regex_to_lark(sampling.regex)}/")
+    if sampling.ebnf is not None:
+        return sampling.ebnf
+    raise UnsupportedError("structural_tag: llama.cpp has nothing like it")
+
+
+def _compact(schema: str) -> str:
+    """On one line, as it must be inside a grammar."""
+    try:
+        return json.dumps(json.loads(schema))
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedError(f"json_schema: not JSON: {error}") from None
+
+
+def _checked(name: str, grammar: str) -> str:
+    error: str = llguidance.LLMatcher.validate_grammar(grammar)
+    if error and not error.startswith("WARNING"):
+        # Below it stands the grammar, which the client did not write.
+        raise UnsupportedError(f"{name}: {error.splitlines()[0]}")
+    return grammar

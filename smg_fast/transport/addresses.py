@@ -1,0 +1,97 @@
+"""From a worker's URL to the addresses of its three sockets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from .errors import AddressError
+
+_IPC = "ipc://"
+#: Bytes of a Unix socket's path: ``sun_path`` has 108, with the NUL.
+_MAX_PATH = 107
+
+_FNV_OFFSET = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+_FIRST_PORT, _PORTS = 20000, 10000
+
+
+class WorkerAddresses(msgspec.Struct, frozen=True):
+    """ZeroMQ endpoints that the gateway binds for one worker.
+
+    Attributes
+    ----------
+    input, output : Path
+        Unix sockets that engines take requests from, and send their output to.
+    handshake : str
+        ``tcp://HOST:PORT``: where engines say hello.
+    """
+
+    input: Path
+    output: Path
+    handshake: str
+
+    @property
+    def input_endpoint(self) -> str:
+        return f"{_IPC}{self.input}"
+
+    @property
+    def output_endpoint(self) -> str:
+        return f"{_IPC}{self.output}"
+
+
+def worker_addresses(url: str, handshake: str | None = None) -> WorkerAddresses:
+    """Addresses of the worker at ``ipc://PATH``. Nothing is bound or created.
+
+    ``handshake`` overrides the address whose port follows from ``PATH``.
+
+    Raises
+    ------
+    AddressError
+        Another scheme, a path that is not absolute or too long for a socket, a handshake that is not ``tcp://HOST:PORT``.
+    """
+    if not url.startswith(_IPC):
+        raise AddressError(f"worker URL {url!r}: only {_IPC}PATH is understood")
+    path = url.removeprefix(_IPC)
+    if not path.startswith("/"):
+        # Engines would look for a relative path from another directory, and "@name" is not a file.
+        raise AddressError(f"worker URL {url!r}: the path must be absolute, like ipc:///run/user/1000/smg/engine")
+    if path.endswith("/") or "\0" in path:
+        raise AddressError(f"worker URL {url!r}: the path must name a file")
+    addresses = WorkerAddresses(
+        input=Path(f"{path}-in.sock"),
+        output=Path(f"{path}-out.sock"),
+        handshake=f"tcp://127.0.0.1:{handshake_port(path)}" if handshake is None else _checked_handshake(handshake),
+    )
+    length = len(os.fsencode(addresses.output))
+    if length > _MAX_PATH:
+        raise AddressError(
+            f"worker URL {url!r}: the socket {addresses.output} would have a path of {length} bytes, "
+            f"{length - _MAX_PATH} more than a Unix socket can have; choose a shorter one"
+        )
+    return addresses
+
+
+def handshake_port(path: str) -> int:
+    """Port that belongs to a worker's path: 20000 to 29999, from the 64-bit FNV-1a hash of its bytes."""
+    hash = _FNV_OFFSET
+    for byte in os.fsencode(path):
+        hash = (hash ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF
+    return _FIRST_PORT + hash % _PORTS
+
+
+def _checked_handshake(address: str) -> str:
+    expected = f"handshake address {address!r}: expected tcp://HOST:PORT"
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise AddressError(f"{expected} ({error})") from None
+    if parts.scheme != "tcp" or not parts.hostname or parts.path or parts.query or parts.fragment or "@" in address:
+        raise AddressError(expected)
+    if not port:
+        raise AddressError(f"{expected}, with a port from 1 to 65535")
+    return address

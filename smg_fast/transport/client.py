@@ -1,0 +1,377 @@
+"""One worker's engines: requests go out, output comes in, and whoever dies is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
+
+from .._codec import Dispatcher, Outcome, Output, ReadyResponse, ResponseFormat, TextOptions, Tokenizer
+from ..engines import EngineFamily, GenerationRequest
+from .addresses import WorkerAddresses
+from .engine import Engine, EngineGroup, EngineState
+from .errors import EngineBusy, EngineError, EngineFailed, EngineUnavailable
+from .handshake import HandshakeListener
+from .monitor import ConnectionMonitor, peer_of
+from .outbox import RETRY_INTERVAL, Outbox, UnreachableError
+from .reader import Message, SocketReader
+from .registration import Registration, RegistrationListener
+from .silence import SilenceWatch
+from .sink import Sink
+from .sockets import WorkerSockets
+
+logger = logging.getLogger(__name__)
+
+#: The one message of an engine that is about to die.
+_DEATH_NOTICE = b"ENGINE_CORE_DEAD"
+#: Messages in a row that cannot be read, after which an engine is given up.
+_MAX_REFUSALS = 3
+
+ClientState = Literal["closed", "connecting", "ready", "unhealthy"]
+
+
+class EngineClient:
+    """The frontend of one worker: sockets, handshake, liveness, and the generations in flight.
+
+    Everything happens in one event loop. Engines may come before or after the gateway, die and come back, in any order.
+
+    Parameters
+    ----------
+    family, addresses
+        What the engines speak, and where.
+    engine_count : int
+        Engines that share the sockets; their identities are 0 to ``engine_count - 1``.
+    silence_timeout : float
+        Seconds an engine with generations in flight may say nothing before they fail; 0: for ever.
+    send_timeout : float
+        Seconds a request may wait for room in an engine's queue.
+    """
+
+    def __init__(
+        self,
+        family: EngineFamily,
+        addresses: WorkerAddresses,
+        *,
+        engine_count: int = 1,
+        silence_timeout: float = 300.0,
+        send_timeout: float = 1.0,
+    ) -> None:
+        self.family = family
+        self.addresses = addresses
+        self._silence_timeout = silence_timeout
+        self._send_timeout = send_timeout
+        self._dispatcher = Dispatcher()
+        self._group = EngineGroup(engine_count)
+        self._flights: dict[str, Engine] = {}
+        self._ready = asyncio.Event()
+        self._sockets: WorkerSockets | None = None
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Bind the sockets; engines may come any time after. Raises ``BindError``."""
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets = WorkerSockets(self.addresses)
+        count = len(self.engines)
+        self._handshake = HandshakeListener(sockets.handshake, self.addresses, count, self._on_hello)
+        self._monitor = ConnectionMonitor(sockets.monitor, self._on_disconnect)
+        self._input = RegistrationListener(sockets.input, count, self._handshake, self._monitor, self._on_registration)
+        self._outbox = Outbox(sockets.input, self.family.encode_abort, self._on_unreachable, self._input.check)
+        self._output = SocketReader(sockets.output, self._on_output)
+        self._silence = SilenceWatch(self.engines, self._silence_timeout, self._on_silence)
+
+    async def close(self) -> None:
+        """Fail what is in flight, tell the engines to stop it, and remove the sockets. Closing twice is fine."""
+        sockets = self._sockets
+        if sockets is None:
+            return
+        self._fail(list(self._flights), EngineUnavailable, "the gateway closes this worker")
+        self._sockets = None
+        self._ready.clear()
+        for part in (self._handshake, self._monitor, self._input, self._output, self._outbox, self._silence):
+            part.stop()
+        sockets.close()
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return self._group.engines
+
+    @property
+    def ready_engines(self) -> tuple[Engine, ...]:
+        """Engines that take requests."""
+        return tuple(engine for engine in self.engines if engine.ready) if self._sockets is not None else ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one engine takes requests."""
+        return self._ready.is_set()
+
+    @property
+    def accepting(self) -> bool:
+        """Whether ``generate`` would try: an engine is ready, or a silent one is due for a trial."""
+        return self._sockets is not None and self._group.accepting
+
+    @property
+    def state(self) -> ClientState:
+        """``connecting`` until the first engine registers, then ``ready`` or, with none left, ``unhealthy``."""
+        if self._sockets is None:
+            return "closed"
+        if self.ready:
+            return "ready"
+        return "connecting" if self.ready_response is None else "unhealthy"
+
+    @property
+    def reason(self) -> str:
+        """The state of every engine in words."""
+        if self._sockets is None:
+            return "the worker is closed"
+        return "; ".join(f"engine {engine.index} {engine.reason}" for engine in self.engines)
+
+    @property
+    def ready_response(self) -> ReadyResponse | None:
+        """What a ready engine told of itself, or the last one that was. ``None``: no engine has ever registered."""
+        known = sorted(self.engines, key=lambda engine: not engine.ready)
+        return next((engine.ready_response for engine in known if engine.ready_response is not None), None)
+
+    @property
+    def in_flight(self) -> int:
+        """Generations in flight."""
+        return len(self._dispatcher)
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Return when at least one engine is ready. Raises ``EngineUnavailable`` after ``timeout`` seconds."""
+        try:
+            await asyncio.wait_for(self._ready.wait(), timeout)
+        except asyncio.TimeoutError:
+            raise EngineUnavailable(self.reason) from None
+
+    # --- requests ---
+
+    async def generate(
+        self,
+        sink: Sink,
+        *,
+        format: ResponseFormat,
+        options: TextOptions,
+        tokenizer: Tokenizer,
+        prompt_tokens: int,
+        requests: Sequence[GenerationRequest],
+        n: int = 1,
+    ) -> int:
+        """Send the generations of one response, each to the engine with the least to do; returns the response's key.
+
+        From then on the response is the sink's, whatever becomes of it. If this raises, or is cancelled, nothing is
+        left of it here or on an engine. ``n`` is the number of choices per prompt.
+
+        Raises
+        ------
+        EngineUnavailable
+            No engine is ready, or one went away as the request was sent.
+        EngineBusy
+            An engine took no message for ``send_timeout`` seconds.
+        ValueError
+            The family cannot honour a request, or a request id is in flight already.
+        """
+        messages = [(request.rid, self.family.encode_request(request)) for request in requests]
+        if not self.accepting:
+            raise EngineUnavailable(self.reason)
+        rids = [request.rid for request in requests]
+        key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompt_tokens, n)
+        for rid in rids:
+            self._reserve(rid)
+        sent = 0
+        lost: Engine | None = None
+        try:
+            for rid, frames in messages:
+                if not await self._send(rid, frames):
+                    break
+                sent += 1
+        except UnreachableError as error:
+            lost = error.engine
+            raise EngineUnavailable(str(error)) from None
+        finally:
+            if sent < len(rids):
+                for rid in rids[sent:]:
+                    self._release(rid)
+                self.cancel(key)
+            if lost is not None:
+                self._on_unreachable(lost)
+        return key
+
+    def cancel(self, key: int) -> None:
+        """Forget a response whose client is gone, and stop its generations. An unknown key is passed over."""
+        rids = [rid for rid in self._dispatcher.cancel(key) if rid in self._flights]
+        self._abort(rids)
+        for rid in rids:
+            self._release(rid)
+
+    def pause(self, key: int) -> None:
+        """Write nothing to a slow reader's sink until ``resume``; its output accumulates."""
+        self._dispatcher.pause(key)
+
+    def resume(self, key: int) -> bytes | None:
+        """End the pause; returns one framed chunk with what gathered, if anything did."""
+        return self._dispatcher.resume(key)
+
+    def _reserve(self, rid: str) -> None:
+        engine = self._group.least_loaded()
+        engine.in_flight += 1
+        self._flights[rid] = engine
+        if engine.in_flight == 1:
+            self._silence.begin(engine)
+
+    def _release(self, rid: str) -> None:
+        engine = self._flights.pop(rid, None)
+        if engine is not None:
+            engine.in_flight -= 1
+
+    async def _send(self, rid: str, frames: list[bytes]) -> bool:
+        """Send to the engine reserved for it, within the bound.
+
+        ``False``: the response has ended meanwhile; while this or a sibling waited, an engine died.
+        """
+        deadline = 0.0
+        while True:
+            engine = self._flights.get(rid)
+            if engine is None:
+                return False
+            if self._outbox.send(engine, frames):
+                return True
+            now = self._loop.time()
+            deadline = deadline or now + self._send_timeout
+            if now >= deadline:
+                raise EngineBusy(f"engine {engine.index} has taken no request for {self._send_timeout:g} s")
+            await asyncio.sleep(RETRY_INTERVAL)
+
+    # --- output ---
+
+    def _on_output(self, messages: list[Message]) -> None:
+        outcome = self._dispatcher.feed(
+            self.family.protocol, [[frame.bytes for frame in frames] for frames in messages]
+        )
+        self._deliver(outcome, EngineFailed)
+        if outcome.aborts:
+            self._abort(outcome.aborts)
+        for rid in outcome.finished:
+            self._release(rid)
+        for load in outcome.loads:
+            if load.engine_index < len(self.engines):
+                self.engines[load.engine_index].load = load
+        senders = self._senders(messages)
+        now = self._loop.time()
+        for engine in senders:
+            engine.heard = now
+            engine.refusals = 0 if len(outcome.refused) < len(messages) else engine.refusals + len(messages)
+            if engine.state is EngineState.SILENT:
+                self._set_state(engine, EngineState.READY)
+        if outcome.refused:
+            self._on_refused(senders, outcome.refused)
+        if outcome.engine_dead:
+            notices = [frames for frames in messages if [frame.bytes for frame in frames] == [_DEATH_NOTICE]]
+            for engine in self._senders(notices):
+                self._lose(engine, "has died")
+
+    def _senders(self, messages: Iterable[Message]) -> Sequence[Engine]:
+        """Engines that some messages came from; all that come into question where it cannot be told."""
+        if len(self.engines) == 1:
+            return self.engines
+        return self._group.of_peers({peer_of(frames[0]) for frames in messages})
+
+    def _deliver(self, outcome: Outcome, error: type[EngineError]) -> None:
+        """Write what there is to write. ``error`` is what responses that end with one fail with."""
+        for sink, chunk in cast("list[tuple[Sink, bytes]]", outcome.chunks):
+            sink.write(chunk)
+        for sink, data, message in cast("list[tuple[Sink, bytes | list[Output], str | None]]", outcome.ended):
+            if message is None:
+                sink.end(data)
+            else:
+                sink.fail(error(message))
+
+    def _on_refused(self, senders: Sequence[Engine], refused: Sequence[str]) -> None:
+        """What such a message held is lost, and with it whatever it was about: any generation of its engine."""
+        names = " or ".join(f"engine {engine.index}" for engine in senders)
+        for text in refused:
+            logger.error("%s sent a message that cannot be read: %s", names, text)
+        rids = [rid for rid, engine in self._flights.items() if engine in senders]
+        self._fail(rids, EngineFailed, "the engine sent a message that cannot be read")
+        for engine in senders:
+            if engine.refusals >= _MAX_REFUSALS:
+                self._lose(engine, f"has sent {_MAX_REFUSALS} messages in a row that cannot be read")
+
+    def _fail(self, rids: Sequence[str], error: type[EngineError], message: str) -> None:
+        """End the responses these generations belong to, here and on the engines that can still be told."""
+        if not rids:
+            return
+        outcome = self._dispatcher.fail(rids, message)
+        self._deliver(outcome, error)
+        self._abort(outcome.finished)
+        for rid in outcome.finished:
+            self._release(rid)
+
+    def _abort(self, rids: Iterable[str]) -> None:
+        """Tell engines to stop generations. One that nobody here knows may run on any of them."""
+        orders: dict[Engine, list[str]] = {}
+        for rid in rids:
+            engine = self._flights.get(rid)
+            for target in self.engines if engine is None else (engine,):
+                if target.reachable:
+                    orders.setdefault(target, []).append(rid)
+        for engine, stopped in orders.items():
+            self._outbox.abort(engine, stopped)
+
+    # --- liveness ---
+
+    def _on_hello(self, index: int, connection: int) -> None:
+        engine = self.engines[index]
+        if engine.reachable and connection == engine.hello:
+            return  # said twice: it was impatient, and has its answer by now
+        engine.hello = connection
+        if engine.reachable:
+            self._lose(engine, "has restarted")
+        self._set_state(engine, EngineState.STARTING)
+
+    def _on_registration(self, registration: Registration) -> None:
+        engine = self.engines[registration.index]
+        if engine.reachable:
+            self._lose(engine, "has restarted")
+        engine.ready_response = registration.response
+        engine.connection, engine.peer = registration.connection, registration.peer
+        engine.refusals = 0
+        self._set_state(engine, EngineState.READY)
+
+    def _on_disconnect(self, connection: int) -> None:
+        engine = self._group.at_connection(connection)
+        if engine is not None:
+            self._lose(engine, "has disconnected")
+
+    def _on_unreachable(self, engine: Engine) -> None:
+        if engine.reachable:
+            self._lose(engine, "cannot be reached")
+
+    def _on_silence(self, engine: Engine) -> None:
+        self._lose(engine, f"has said nothing for {self._silence_timeout:g} s", EngineState.SILENT)
+
+    def _lose(self, engine: Engine, reason: str, state: EngineState = EngineState.LOST) -> None:
+        """Fail everything the engine has in flight, and nothing else."""
+        self._set_state(engine, state, reason)
+        if state is EngineState.LOST:
+            engine.load = None
+            self._outbox.forget(engine)
+        rids = [rid for rid, flown in self._flights.items() if flown is engine]
+        self._fail(rids, EngineUnavailable, f"engine {engine.index} {reason}")
+
+    def _set_state(self, engine: Engine, state: EngineState, reason: str | None = None) -> None:
+        engine.state, engine.reason = state, reason or state.value
+        well = state in (EngineState.READY, EngineState.STARTING)
+        logger.log(
+            logging.INFO if well else logging.WARNING,
+            "engine %d %s (%s)",
+            engine.index,
+            engine.reason,
+            self.addresses.input_endpoint,
+        )
+        if any(engine.ready for engine in self.engines):
+            self._ready.set()
+        else:
+            self._ready.clear()

@@ -1,0 +1,126 @@
+"""What a client knows of each of its engines."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence, Set
+
+from .._codec import Load, ReadyResponse
+
+
+class EngineState(enum.Enum):
+    """Where an engine is in its life, as far as the gateway can see."""
+
+    ABSENT = "has not said hello"
+    STARTING = "is starting"
+    READY = "is ready"
+    #: Connected, and owing an answer for too long. Ready again as soon as it says anything; until then it is given one
+    #: response at a time to try it, if no other engine is ready.
+    SILENT = "is silent"
+    #: Ready again when it registers again.
+    LOST = "is lost"
+
+
+class Engine:
+    """One engine of a worker. The client alone changes it.
+
+    Attributes
+    ----------
+    state, reason : EngineState, str
+        The reason completes a sentence that begins with "engine 0".
+    in_flight : int
+        Generations it works on for this gateway.
+    load : Load or None
+        Its own last account.
+    heard : float
+        Loop time, in seconds, since which it owes an answer if it has anything in flight.
+    connection, peer : int, str
+        Connection it registered on, and the process at its other end.
+    hello : int
+        Connection of its last HELLO.
+    refusals : int
+        Messages in a row, up to its last, that could not be read.
+    """
+
+    __slots__ = (
+        "connection",
+        "heard",
+        "hello",
+        "identity",
+        "in_flight",
+        "index",
+        "load",
+        "peer",
+        "ready_response",
+        "reason",
+        "refusals",
+        "state",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.identity = index.to_bytes(2, "little")
+        self.state = EngineState.ABSENT
+        self.reason = EngineState.ABSENT.value
+        self.in_flight = 0
+        self.load: Load | None = None
+        self.ready_response: ReadyResponse | None = None
+        self.heard = 0.0
+        self.connection = -1
+        self.hello = -1
+        self.peer = ""
+        self.refusals = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is a point in telling it to stop something."""
+        return self.state in (EngineState.READY, EngineState.SILENT)
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.index} {self.reason}, {self.in_flight} in flight>"
+
+
+class EngineGroup:
+    """The engines of one worker."""
+
+    __slots__ = ("_turn", "engines")
+
+    def __init__(self, count: int) -> None:
+        self.engines = tuple(Engine(index) for index in range(count))
+        self._turn = 0
+
+    def least_loaded(self) -> Engine:
+        """The ready engine with the least in flight; among equals, each in its turn. With none ready, a silent one.
+
+        There must be one or the other.
+        """
+        count = len(self.engines)
+        candidates = [engine for engine in self.engines if engine.ready] or self._silent()
+        chosen = min(candidates, key=lambda engine: (engine.in_flight, (engine.index - self._turn) % count))
+        self._turn = chosen.index + 1
+        return chosen
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a response may be begun."""
+        if any(engine.ready for engine in self.engines):
+            return True
+        silent = self._silent()
+        return bool(silent) and not any(engine.in_flight for engine in silent)
+
+    def at_connection(self, connection: int) -> Engine | None:
+        """The reachable engine that registered on a connection."""
+        return next((engine for engine in self.engines if engine.reachable and engine.connection == connection), None)
+
+    def of_peers(self, peers: Set[str]) -> Sequence[Engine]:
+        """Engines that registered from these processes; all, if a process is none of theirs."""
+        if peers <= {engine.peer for engine in self.engines}:
+            return [engine for engine in self.engines if engine.peer in peers]
+        return self.engines
+
+    def _silent(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.state is EngineState.SILENT]

@@ -1,0 +1,80 @@
+"""The first contact: an engine says HELLO, is told the addresses to connect to, and says READY when it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from .._codec import CodecError, decode_handshake, encode_init
+from .addresses import WorkerAddresses
+from .monitor import connection_of
+from .reader import Message, SocketReader
+
+logger = logging.getLogger(__name__)
+
+
+class HandshakeListener:
+    """Answers HELLO from any number of engines, in any order, as often as they say it.
+
+    Anyone on the host can connect to this port: what makes no sense is logged and passed over.
+    """
+
+    __slots__ = ("_engine_count", "_init", "_on_hello", "_reader", "_socket")
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        addresses: WorkerAddresses,
+        engine_count: int,
+        on_hello: Callable[[int, int], None],
+    ) -> None:
+        """Begins at once, in the running loop. ``on_hello`` gets the engine's index and the connection it came on."""
+        self._socket = socket
+        self._engine_count = engine_count
+        self._init = encode_init([addresses.input_endpoint], [addresses.output_endpoint])
+        self._on_hello = on_hello
+        self._reader = SocketReader(socket, self._on_messages)
+
+    def drain(self) -> None:
+        """Answer what is waiting, now."""
+        self._reader.drain()
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def _on_messages(self, messages: list[Message]) -> None:
+        for frames in messages:
+            index = engine_index(frames[0].bytes, self._engine_count)
+            if index is None:
+                logger.warning("handshake from an unknown identity, %s", frames[0].bytes.hex())
+            elif len(frames) != 2:
+                logger.warning("handshake of engine %d: a message of %d frames", index, len(frames))
+            else:
+                self._on_message(index, frames)
+        self._reader.check()
+
+    def _on_message(self, index: int, frames: Message) -> None:
+        identity, payload = frames
+        try:
+            status = decode_handshake(payload.bytes).status
+        except CodecError as error:
+            logger.warning("handshake of engine %d cannot be read: %s", index, error)
+            return
+        if status == "HELLO":
+            logger.info("engine %d says hello", index)
+            self._on_hello(index, connection_of(payload))
+            self._socket.send_multipart([identity.bytes, self._init], zmq.NOBLOCK)
+        elif status == "READY":
+            logger.info("engine %d has finished its handshake", index)
+        else:
+            logger.warning("handshake of engine %d: unknown status %r", index, status)
+
+
+def engine_index(identity: bytes, engine_count: int) -> int | None:
+    """Index in an engine's identity: two bytes, little-endian. ``None``: no engine of this worker has it."""
+    if len(identity) != 2:
+        return None
+    index = int.from_bytes(identity, "little")
+    return index if index < engine_count else None

@@ -1,0 +1,49 @@
+"""Engines as child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from smg_fast.workers.engine_process import EngineProcess, EngineProcessError
+
+PATIENCE = 20.0
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", script, *arguments]
+
+
+async def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = "import sys; open(sys.argv[1], 'a').write('x'); sys.exit(3)"
+    engine = EngineProcess(python(script, str(log)), first_pause=0.01)
+    with pytest.raises(EngineProcessError, match="ended with exit code 3"):
+        await asyncio.wait_for(engine.run(), PATIENCE)
+    assert log.read_text() == "xxxxx"
+
+
+async def test_a_command_that_is_not_there_is_told() -> None:
+    with pytest.raises(EngineProcessError, match="/nonexistent/engine: No such file"):
+        await EngineProcess(["/nonexistent/engine"]).run()
+
+
+@pytest.mark.parametrize("ignores_sigterm", [False, True])
+async def test_the_engine_ends_with_the_task(tmp_path: Path, ignores_sigterm: bool) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if ignores_sigterm else ""
+    script = (
+        f"import os, signal, sys; {ignore} print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); signal.pause()"
+    )
+    task = asyncio.create_task(EngineProcess(python(script, str(fifo)), patience=0.2).run())
+    pid = int(await asyncio.wait_for(asyncio.to_thread(fifo.read_text), PATIENCE))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, PATIENCE)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
