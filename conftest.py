@@ -3,6 +3,12 @@
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine", action="append", help="run the end-to-end tests over this engine only; may be repeated"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("benchmark_only") and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         config.args[:] = [str(config.rootpath / "bench")]

@@ -20,6 +20,7 @@ __all__ = [
     "TextOptions",
     "TokenIds",
     "Tokenizer",
+    "__revision__",
     "__version__",
     "decode_handshake",
     "decode_ready_response",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 __version__: str
+__revision__: str | None
+"""The git revision that it was built from, where the build was told: ``make wheels`` does."""
 
 class CodecError(ValueError):
     """Bytes from an engine that cannot be read; the message names the field, what was expected and what was seen."""

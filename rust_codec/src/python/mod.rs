@@ -2,6 +2,7 @@
 
 mod columns;
 mod dispatcher;
+mod protocol;
 mod text;
 mod wire;
 
@@ -26,14 +27,21 @@ mod codec {
     #[pymodule_export]
     use super::dispatcher::{Dispatcher, Load, Outcome, Output, ResponseFormat, TextOptions};
     #[pymodule_export]
+    use super::protocol::Protocol;
+    #[pymodule_export]
     use super::text::{Detokenizer, Tokenizer};
     #[pymodule_export]
     use super::wire::{
         Handshake, ReadyResponse, decode_handshake, decode_ready_response, encode_abort, encode_init,
-        encode_tokenspeed_request,
+        encode_tokenspeed_request, encode_vllm_request,
     };
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    // Told from outside, by those who build for others: a build script would make every commit a reason to build anew.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __revision__: Option<&str> = option_env!("SMG_FAST_REVISION");
 }

@@ -1,0 +1,47 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Protocol
+
+from . import _codec
+from .commands import launch, llamacpp, serve, simulate
+
+
+class Command(Protocol):
+    """What a module of ``commands`` has."""
+
+    HELP: str
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: list[str]) -> int:
+        """``others`` are the arguments that the parser did not know. Returns the exit code."""
+
+
+_COMMANDS: dict[str, Command] = {"launch": launch, "serve": serve, "simulate": simulate, "llamacpp": llamacpp}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the process's exit code: 0, or 1 if it failed. Wrong usage exits with 2."""
+    parser = argparse.ArgumentParser(
+        prog="smg-fast",
+        description="An OpenAI-compatible gateway that speaks the inference engine's own ZeroMQ wire.",
+    )
+    parser.add_argument("--version", action="version", version=f"smg-fast {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parsers = {
+        name: commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, allow_abbrev=False)
+        for name, command in _COMMANDS.items()
+    }
+    for name, command in _COMMANDS.items():
+        command.add_arguments(parsers[name])
+    arguments, others = parser.parse_known_args(argv)
+    return _COMMANDS[arguments.command].run(parsers[arguments.command], arguments, others)
+
+
+def _version() -> str:
+    return f"{_codec.__version__} ({_codec.__revision__})" if _codec.__revision__ else _codec.__version__

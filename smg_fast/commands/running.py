@@ -1,0 +1,60 @@
+"""What the commands that run a gateway share."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from ..gateway.server import StartError
+from ..settings import LogLevel
+from ..workers.engine_process import EngineProcessError
+
+logger = logging.getLogger(__name__)
+
+
+def run(main: Coroutine[Any, Any, None], log_level: LogLevel) -> int:
+    """Run a command to its end; returns its exit code. What the operator can mend is told in one line."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        _run_loop(main)
+    except (StartError, EngineProcessError) as error:
+        print(f"smg-fast: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def exit_signal() -> asyncio.Event:
+    """An event that SIGINT or SIGTERM sets; one more of them ends the process at once."""
+    asked = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if asked.is_set():
+            os._exit(128 + number)
+        logger.info("stopping: %s", signal.Signals(number).name)
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    return asked
+
+
+def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def freeze() -> None:
+    """Keep the garbage collector from looking at what was loaded for good, time after time."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,138 @@
+"""Errors as a client of the OpenAI API expects them: a status, and one JSON shape for the body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from ..prompts.errors import PromptError
+from ..transport import EngineBusy, EngineError, EngineUnavailable
+
+logger = logging.getLogger(__name__)
+
+#: Seconds a client is told to wait for an engine.
+RETRY_AFTER = 1
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """``param`` is the path of the parameter at fault (``messages[0].content``); ``code`` a word for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer other than success.
+
+    ``type`` says whose fault it is; if left out it follows from the status: ``invalid_request_error`` below 500,
+    else ``server_error``. ``headers`` are added to the answer's.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        self.detail = ErrorDetail(message, type or _type(status), param, code)
+
+    @property
+    def body(self) -> bytes:
+        """``{"error": {...}}``"""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+    def response(self) -> web.Response:
+        return web.Response(status=self.status, body=self.body, content_type="application/json", headers=self.headers)
+
+
+def invalid(param: str | None, message: str) -> ApiError:
+    """A 400 about one parameter."""
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code="invalid_value" if param else None)
+
+
+def unavailable(message: str) -> ApiError:
+    """A 503: no engine can take the request now, a later try may succeed."""
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        message,
+        code="engine_unavailable",
+        headers={"Retry-After": str(RETRY_AFTER)},
+    )
+
+
+def engine_failure(error: EngineError) -> ApiError:
+    """What a client is told of an engine's failure."""
+    if isinstance(error, EngineBusy):
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            str(error),
+            code="engine_busy",
+            headers={"Retry-After": str(RETRY_AFTER)},
+        )
+    if isinstance(error, EngineUnavailable):
+        return unavailable(str(error))
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code="engine_failed")
+
+
+@web.middleware
+async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever goes wrong before the first byte of an answer into an ``ErrorBody``."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except EngineError as error:
+        return engine_failure(error).response()
+    except PromptError as error:
+        return invalid(error.param or "messages", str(error)).response()
+    except web.HTTPException as error:
+        return _http_error(request, error).response()
+    except web.RequestPayloadError as error:
+        return ApiError(HTTPStatus.BAD_REQUEST, f"The body cannot be read: {error}").response()
+    except ConnectionError:
+        raise  # the client is gone
+    except Exception:
+        # The outermost border: what nobody foresaw is logged here, and becomes a 500 of the right shape.
+        if request.writer.output_size > 0:
+            raise  # an answer has begun: nothing but closing the connection is left
+        logger.exception("%s %s failed", request.method, request.path)
+        return ApiError(
+            HTTPStatus.INTERNAL_SERVER_ERROR, "An internal error occurred", code="internal_error"
+        ).response()
+
+
+def _type(status: int) -> str:
+    return "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals."""
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(error.status, f"Unknown path: {request.method} {request.path}", code="unknown_path")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{request.path} does not allow {request.method}, only {allowed}"
+        return ApiError(error.status, message, code="method_not_allowed", headers={"Allow": allowed})
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        message = f"The body is larger than the limit of {request.client_max_size} bytes"
+        return ApiError(error.status, message, code="body_too_large")
+    return ApiError(error.status, error.reason)

@@ -1,0 +1,269 @@
+"""The one pass over a request before anything of it is sent to an engine, which checks almost nothing itself.
+
+Ranges, what the engine family can do, and the limits of the engine at hand. What passes cannot harm an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from .._codec import TokenIds
+from ..engines import Capabilities, SamplingParams
+from .errors import invalid
+from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, asked_in_vain
+
+MAX_N = 128
+#: Choices of all prompts of one request together.
+MAX_GENERATIONS = 1024
+MAX_STOP_STRINGS = 4
+#: Tokens of a completion whose request does not say.
+COMPLETION_TOKENS = 16
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the engine at hand can take. ``None``: it did not say, and neither does the model's directory."""
+
+    vocab_size: int
+    max_model_len: int | None
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The values a number may have: ``low <= value <= high``, or ``low < value`` if ``above``."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        low = f"{'greater than' if self.above else 'at least'} {self.low:g}"
+        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
+
+
+_INT64 = 2**63
+
+RANGES: dict[str, Range] = {
+    "temperature": Range(0.0, 2.0),
+    "top_p": Range(0.0, 1.0, above=True),
+    "min_p": Range(0.0, 1.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "presence_penalty": Range(-2.0, 2.0),
+    "repetition_penalty": Range(0.0, math.inf, above=True),
+    "min_tokens": Range(0, math.inf),
+    "n": Range(1, MAX_N),
+}
+
+#: Parameters that go to the engine as they are, where they are given.
+_PASSED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def check(request: ChatCompletionRequest | CompletionRequest, capabilities: Capabilities, limits: Limits) -> None:
+    """Refuse what can be refused without knowing the prompt.
+
+    Raises
+    ------
+    ApiError
+        400, naming the parameter and, for a limit, the limit and the value.
+    """
+    for name in asked_in_vain(request):
+        raise invalid(name, f"{name} is not supported")
+    for name, allowed in RANGES.items():
+        value = getattr(request, name)
+        if value is not None and value not in allowed:
+            raise invalid(name, f"{name} must be {allowed}, got {value}")
+    _check_top_k(request.top_k, capabilities)
+    _check_seed(request.seed)
+    if request.best_of not in (None, 1 if request.n is None else request.n):
+        raise invalid("best_of", f"best_of other than n is not supported, got {request.best_of}")
+    _check_stop(request)
+    _check_vocabulary("stop_token_ids", request.stop_token_ids or (), limits)
+    _check_stream_options(request)
+    _check_logprobs(request, capabilities)
+    _check_max_tokens(request, limits)
+
+
+def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
+    """Refuse a prompt with no token, or with no room for another one after it; either would end an engine's life."""
+    if not len(prompt):
+        raise invalid(param, f"{param} is empty: it has no tokens")
+    context = limits.max_model_len
+    if context is not None and len(prompt) >= context:
+        raise invalid(
+            param,
+            f"The prompt has {len(prompt)} tokens, which leaves no room for an answer in the model's context of "
+            f"{context} tokens",
+        )
+
+
+def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | TokenIds]:
+    """The prompts of a completion one by one: texts, or token ids that are in the vocabulary."""
+    given = request.prompt
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid("prompt", "prompt is empty")
+    if all(isinstance(item, int) for item in given):
+        return [_token_ids("prompt", given, limits)]
+    if any(isinstance(item, int) for item in given):
+        raise invalid("prompt", "prompt mixes token ids with whole prompts")
+    choices = len(given) * (request.n or 1)
+    if choices > MAX_GENERATIONS:
+        raise invalid("prompt", f"{len(given)} prompts make {choices} choices; the limit is {MAX_GENERATIONS}")
+    return [
+        item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item, limits)
+        for index, item in enumerate(given)
+    ]
+
+
+def sampling_params(
+    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits
+) -> SamplingParams:
+    """What the engine is told, for a prompt of this many tokens; unset ``max_tokens`` gets its value here.
+
+    Raises
+    ------
+    ApiError
+        400, if prompt and output together do not fit into the model's context.
+    """
+    given: dict[str, Any] = {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
+    max_tokens = _max_tokens(request, prompt_tokens, limits)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid("min_tokens", f"min_tokens must be at most max_tokens, {max_tokens}, got {min_tokens}")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=request.seed,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=wants_logprobs(request),
+        **given,
+    )
+
+
+def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The same for one choice of several: each has a seed of its own, derived from the given one."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    seed = (sampling.seed + index + _INT64) % (2 * _INT64) - _INT64
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def stop_strings(request: GenerateRequest) -> tuple[str, ...]:
+    stop = request.stop
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def wants_logprobs(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    # A completion's logprobs is a number of alternatives, and 0 asks for the sampled token's.
+    return request.logprobs is not None and request.logprobs is not False
+
+
+def _check_top_k(top_k: int | None, capabilities: Capabilities) -> None:
+    if top_k is None or top_k in (0, -1):
+        return
+    if not 1 <= top_k <= capabilities.max_top_k:
+        raise invalid("top_k", f"top_k must be 0 or -1 (all), or 1 to {capabilities.max_top_k}, got {top_k}")
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is not None and not -_INT64 <= seed < _INT64:
+        raise invalid("seed", f"seed must be an integer of 64 bits, got {seed}")
+
+
+def _check_stop(request: GenerateRequest) -> None:
+    strings = stop_strings(request)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise invalid("stop", f"stop can have at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    if "" in strings:
+        raise invalid("stop", "a stop string is empty")
+
+
+def _check_stream_options(request: GenerateRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise invalid("stream_options", "stream_options is for streams only: stream is not true")
+    for name in ("continuous_usage_stats", "include_obfuscation"):
+        if getattr(options, name):
+            raise invalid(f"stream_options.{name}", f"stream_options.{name} is not supported")
+
+
+def _check_logprobs(request: ChatCompletionRequest | CompletionRequest, capabilities: Capabilities) -> None:
+    if isinstance(request, ChatCompletionRequest):
+        name, top = "top_logprobs", request.top_logprobs or 0
+        if top and not request.logprobs:
+            raise invalid(name, "top_logprobs needs logprobs to be true")
+        most = capabilities.max_top_logprobs
+    else:
+        name, top = "logprobs", request.logprobs or 0
+        # The sampled token alone is what logprobs 0 and 1 of a completion get from every engine.
+        most = max(1, capabilities.max_top_logprobs)
+    if not 0 <= top <= most:
+        raise invalid(name, f"{name} must be 0 to {most} with this engine, got {top}")
+
+
+def _check_max_tokens(request: ChatCompletionRequest | CompletionRequest, limits: Limits) -> None:
+    names = ["max_tokens"]
+    if isinstance(request, ChatCompletionRequest):
+        names.append("max_completion_tokens")
+    for name in names:
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise invalid(name, f"{name} must be at least 1, got {value}")
+        if limits.max_model_len is not None and value > limits.max_model_len:
+            raise invalid(
+                name, f"{name} must be at most the model's context of {limits.max_model_len} tokens, got {value}"
+            )
+
+
+def _max_tokens(request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits) -> int:
+    name, asked, default = "max_tokens", request.max_tokens, None
+    if isinstance(request, CompletionRequest):
+        default = COMPLETION_TOKENS
+    elif request.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", request.max_completion_tokens
+    if limits.max_model_len is None:
+        tokens = asked or default
+        if tokens is None:
+            raise invalid(name, f"{name} is required: the length of the model's context is not known")
+        return tokens
+    room = limits.max_model_len - prompt_tokens
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise invalid(
+            name,
+            f"The model's context is {limits.max_model_len} tokens: after a prompt of {prompt_tokens} tokens {name} "
+            f"can be at most {room}, got {asked}",
+        )
+    return asked
+
+
+def _token_ids(param: str, ids: Any, limits: Limits) -> TokenIds:
+    _check_vocabulary(param, ids, limits)
+    return TokenIds(ids)
+
+
+def _check_vocabulary(param: str, ids: Sequence[int], limits: Limits) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
+        outside = next(id for id in ids if not 0 <= id < limits.vocab_size)
+        raise invalid(param, f"{param}: token id {outside} is outside the vocabulary of {limits.vocab_size} ids")

@@ -1,0 +1,171 @@
+"""Whatever is wrong with a request, the answer has OpenAI's shape and a right status."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from .support import gateway
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+async def answer(
+    url: str, method: str, path: str, body: bytes | None = None, content_type: str | None = "application/json"
+) -> tuple[int, Any]:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    skip = ["Content-Type"] if content_type is None else []
+    async with (
+        aiohttp.ClientSession(skip_auto_headers=skip) as session,
+        session.request(method, url + path, data=body, headers=headers) as response,
+    ):
+        assert response.content_type == "application/json"
+        return response.status, await response.json()
+
+
+async def error(url: str, *request: Any, **options: Any) -> tuple[int, str | None, str | None]:
+    """Status, parameter and code of an error, whose shape is looked at here."""
+    status, body = await answer(url, *request, **options)
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert body["error"]["message"]
+    assert body["error"]["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    return status, body["error"]["param"], body["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", (400, None, "invalid_json")),
+        (b"{not json", (400, None, "invalid_json")),
+        (b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}', (400, None, "invalid_json")),
+        (b'{"tools": ' + b"[" * 100_000, (400, None, "invalid_json")),
+        (b'{"x": ' + b"[" * 100_000, (400, None, "invalid_json")),
+        (b"[]", (400, None, None)),
+        (b"{}", (400, "messages", "invalid_value")),
+        (b'{"messages": "hello"}', (400, "messages", "invalid_value")),
+        (b'{"messages": []}', (400, "messages", "invalid_value")),
+        (b'{"messages": [{"content": "x"}]}', (400, "messages[0].role", "invalid_value")),
+        (b'{"messages": [{"role": "user", "content": 5}]}', (400, "messages[0].content", "invalid_value")),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',
+            (400, "messages[0].content[0]", "invalid_value"),
+        ),
+    ],
+)
+async def test_bad_bodies(url: str, body: bytes, expected: tuple[int, str | None, str | None]) -> None:
+    assert await error(url, "POST", CHAT, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "param"),
+    [
+        (CHAT, {"max_tokens": "abc"}, "max_tokens"),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens"),
+        (CHAT, {"temperature": "hot"}, "temperature"),
+        (CHAT, {"stop": ["a", 5]}, "stop[1]"),
+        (CHAT, {"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        (CHAT, {"temperature": 3}, "temperature"),
+        (CHAT, {"max_tokens": 10**6}, "max_tokens"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"logprobs": 1}, "logprobs"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 20_000}]}, "messages"),
+        (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", ""]}, "prompt"),
+        (COMPLETIONS, {"prompt": [99999999]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]"),
+        (COMPLETIONS, {"prompt": [1] * 8192}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 8190, "max_tokens": 3}, "max_tokens"),
+    ],
+)
+async def test_bad_values_name_their_parameter(url: str, path: str, parameters: dict[str, Any], param: str) -> None:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    body = json.dumps({**base, **parameters}).encode()
+    assert await error(url, "POST", path, body) == (400, param, "invalid_value")
+
+
+async def test_a_prompt_is_required(url: str) -> None:
+    assert await error(url, "POST", COMPLETIONS, b"{}") == (400, "prompt", "invalid_value")
+
+
+async def test_an_unknown_model_is_not_found(url: str) -> None:
+    body = json.dumps({"model": "nope", "messages": MESSAGES}).encode()
+    assert await error(url, "POST", CHAT, body) == (404, "model", "model_not_found")
+    assert await error(url, "GET", "/v1/models/nope") == (404, "model", "model_not_found")
+
+
+async def test_unknown_paths_and_methods(url: str) -> None:
+    assert await error(url, "GET", "/nope") == (404, None, "unknown_path")
+    assert await error(url, "POST", "/v1/embeddings", b"{}") == (404, None, "unknown_path")
+    assert await error(url, "GET", CHAT) == (405, None, "method_not_allowed")
+    assert await error(url, "POST", "/health", b"") == (405, None, "method_not_allowed")
+    async with aiohttp.ClientSession() as session, session.get(url + CHAT) as response:
+        assert response.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
+async def test_other_content_types(url: str, content_type: str) -> None:
+    body = json.dumps({"messages": MESSAGES}).encode()
+    assert await error(url, "POST", CHAT, body, content_type=content_type) == (415, None, "unsupported_content_type")
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8", "Application/JSON"])
+async def test_json_content_types(url: str, content_type: str | None) -> None:
+    body = json.dumps({"messages": MESSAGES}).encode()
+    status, _ = await answer(url, "POST", CHAT, body, content_type=content_type)
+    assert status == 200
+
+
+async def test_size_of_the_body(url: str) -> None:
+    def body(size: int) -> bytes:
+        text = json.dumps({"messages": MESSAGES, "max_tokens": 1, "user": ""})
+        return text.replace('"user": ""', f'"user": "{"x" * (size - len(text))}"').encode()
+
+    status, _ = await answer(url, "POST", CHAT, body(1 << 20))
+    assert status == 200
+    assert await error(url, "POST", CHAT, body((1 << 20) + 1)) == (413, None, "body_too_large")
+
+
+async def test_a_compressed_body_counts_as_what_it_holds(url: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with aiohttp.ClientSession() as session:
+        small = gzip.compress(json.dumps({"messages": MESSAGES, "max_tokens": 1}).encode())
+        async with session.post(url + CHAT, data=small, headers=headers) as response:
+            assert response.status == 200
+        bomb = gzip.compress(b" " * (64 << 20))
+        async with session.post(url + CHAT, data=bomb, headers=headers) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "body_too_large"
+        async with session.post(url + CHAT, data=b"not gzip", headers=headers) as response:
+            assert response.status == 400
+
+
+async def test_without_an_engine_clients_are_told_to_come_back() -> None:
+    async with gateway() as server, aiohttp.ClientSession() as session:
+        assert await error(server.url, "GET", "/ready") == (503, None, "engine_unavailable")
+        for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "stream": True}):
+            async with session.post(server.url + CHAT, json=body) as response:
+                assert response.status == 503
+                assert response.content_type == "application/json"
+                assert int(response.headers["Retry-After"]) > 0
+                assert (await response.json())["error"]["code"] == "engine_unavailable"
+        status, body = await answer(server.url, "GET", "/health")
+        assert status == 200
+        assert body["status"]
+        # What is wrong with a request does not wait for an engine.
+        assert await error(server.url, "POST", CHAT, b"{not json") == (400, None, "invalid_json")
+        assert await error(server.url, "POST", CHAT, b'{"model": "x", "messages": []}') == (
+            404,
+            "model",
+            "model_not_found",
+        )

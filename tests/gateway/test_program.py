@@ -1,0 +1,233 @@
+"""``smg-fast`` as a user runs it: how it starts, what it says, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from smg_fast.embedded import MODEL_DIRECTORY
+
+from .support import PATIENCE, Program, events, eventually, free_port, program, simulator, texts
+
+CHAT = {"messages": [{"role": "user", "content": "hello there"}]}
+ENDLESS = {**CHAT, "stream": True, "ignore_eos": True, "max_tokens": 8000}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="smg-") as directory:
+        yield Path(directory)
+
+
+def serve(directory: Path, *options: str) -> list[str]:
+    return ["serve", "--backend", "simulator", "--port", "0", *options]
+
+
+def launch(directory: Path, handshake: str, *options: str) -> list[str]:
+    return [
+        *("launch", "--port", "0", "--worker", f"ipc://{directory}/e", "--runtime", "tokenspeed"),
+        *("--model", str(MODEL_DIRECTORY), "--handshake-address", handshake, *options),
+    ]
+
+
+def at(directory: Path) -> dict[str, str]:
+    return {"SMG_ZMQ_SOCKET_DIR": str(directory)}
+
+
+async def ready(running: Program) -> str:
+    return (await running.line(r"ready at (http://[\d.:]+)/v1"))[1]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not waited for does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pid: int) -> None:
+    async def look() -> bool:
+        return alive(pid)
+
+    await eventually(look, lambda lives: not lives)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_serve_prints_a_command_that_works(directory: Path) -> None:
+    async with program(*serve(directory), environment=at(directory)) as running:
+        await ready(running)
+        curl = await running.line("^curl ")
+        if not await asyncio.to_thread(lambda: any(Path(p, "curl").exists() for p in os.environ["PATH"].split(":"))):
+            pytest.skip("curl is not installed")
+        process = await asyncio.create_subprocess_shell(f"{curl.string} -s", stdout=asyncio.subprocess.PIPE)
+        answer, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert texts(events(answer)) == "Hello, who are you?"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_serve_leaves_nothing_behind(directory: Path, number: signal.Signals) -> None:
+    async with program(*serve(directory), environment=at(directory)) as running:
+        engine = int((await running.line(r"engine started, process (\d+)"))[1])
+        await ready(running)
+        assert len(files(directory)) == 2
+        running.process.send_signal(number)
+        assert await running.end() == 0
+        assert not alive(engine)
+        assert files(directory) == []
+        assert "Traceback" not in "".join(running.output)
+
+
+async def test_the_engine_goes_when_the_gateway_is_killed(directory: Path) -> None:
+    async with program(*serve(directory), environment=at(directory)) as running:
+        engine = int((await running.line(r"engine started, process (\d+)"))[1])
+        await ready(running)
+        running.process.kill()
+        await running.process.wait()
+        await gone(engine)
+
+
+async def test_serve_starts_a_dead_engine_again(directory: Path) -> None:
+    async with program(*serve(directory), environment=at(directory)) as running, aiohttp.ClientSession() as session:
+        engine = int((await running.line(r"engine started, process (\d+)"))[1])
+        url = await ready(running)
+        async with session.post(f"{url}/v1/chat/completions", json=ENDLESS) as response:
+            await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE)
+            os.kill(engine, signal.SIGKILL)
+            rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
+            assert "error" in rest[-1]
+        await running.line("the engine was killed by SIGKILL; it is started again")
+        await running.line(r"INFO engine 0 is ready")
+        async with session.post(f"{url}/v1/chat/completions", json=CHAT) as response:
+            assert response.status == 200
+
+
+async def test_requests_in_flight_are_finished_before_the_end(directory: Path) -> None:
+    async with program(*serve(directory, "--tick-ms", "100"), environment=at(directory)) as running:
+        url = await ready(running)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
+        ):
+            await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE)
+            running.process.terminate()
+            await running.line("waiting for 1 requests")
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(f"{url}/health")
+            rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
+            assert rest[-1] == "[DONE]"
+        assert await running.end() == 0
+
+
+async def test_requests_in_flight_get_a_bounded_time(directory: Path) -> None:
+    options = serve(directory, "--tick-ms", "50", "--shutdown-timeout", "0.3")
+    async with program(*options, environment=at(directory)) as running, aiohttp.ClientSession() as session:
+        url = await ready(running)
+        async with session.post(f"{url}/v1/chat/completions", json=ENDLESS) as response:
+            await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE)
+            running.process.terminate()
+            rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
+            assert "error" in rest[-1]
+        assert await running.end() == 0
+        assert files(directory) == []
+
+
+async def test_a_second_signal_ends_it_at_once(directory: Path) -> None:
+    async with program(*serve(directory, "--tick-ms", "50"), environment=at(directory)) as running:
+        engine = int((await running.line(r"engine started, process (\d+)"))[1])
+        url = await ready(running)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/chat/completions", json=ENDLESS) as response,
+        ):
+            await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE)
+            running.process.terminate()
+            await running.line("waiting for 1 requests")
+            started = time.monotonic()
+            running.process.terminate()
+            assert await running.end() == 128 + signal.SIGTERM
+            assert time.monotonic() - started < 2
+        await gone(engine)
+
+
+async def test_launch_serves_engines_that_come_and_go(directory: Path) -> None:
+    handshake = f"tcp://127.0.0.1:{free_port()}"
+    options = launch(directory, handshake, "--served-model-name", "one", "two")
+    async with program(*options) as running, aiohttp.ClientSession() as session:
+        url = (await running.line(r"listens on (http://[\d.:]+); engines dial " + re.escape(handshake)))[1]
+        async with session.get(f"{url}/ready") as response:
+            assert response.status == 503
+        async with simulator(handshake):
+            await running.line(r"INFO engine 0 is ready")
+            for name in ("one", "two"):
+                async with session.post(f"{url}/v1/chat/completions", json={**CHAT, "model": name}) as response:
+                    assert (await response.json())["model"] == name
+        await running.line("engine 0 has disconnected")
+        running.process.send_signal(signal.SIGINT)
+        assert await running.end() == 0
+
+
+async def test_an_address_in_use_is_told_in_one_line(directory: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        async with program(*serve(directory, "--port", port), environment=at(directory)) as running:
+            assert await running.end() == 1
+            assert running.output == [f"smg-fast: cannot listen on 127.0.0.1:{port}: Address already in use\n"]
+        async with program(*launch(directory, f"tcp://127.0.0.1:{port}")) as running:
+            assert await running.end() == 1
+            (line,) = running.output
+            assert line.startswith(f"smg-fast: cannot bind tcp://127.0.0.1:{port}: Address already in use")
+    assert files(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--runtime", "nonsense"], 1, "unknown runtime 'nonsense'; known: tokenspeed"),
+        (["--worker", "tcp://127.0.0.1:5"], 1, "worker URL"),
+        (["--handshake-address", "nonsense"], 1, "handshake address"),
+        (["--model", "/nonexistent"], 1, "/nonexistent: not a directory"),
+        (["--chat-template", "/nonexistent"], 1, "/nonexistent"),
+        (["--port", "70000"], 2, "argument --port: Expected `int` <= 65535, got '70000'"),
+        (["--port", "http"], 2, "argument --port"),
+        (["--max-body-size", "0"], 2, "argument --max-body-size"),
+        (["--log-level", "loud"], 2, "argument --log-level"),
+        (["--frobnicate"], 2, "unrecognized arguments: --frobnicate"),
+    ],
+)
+async def test_wrong_options_of_launch(directory: Path, options: list[str], code: int, message: str) -> None:
+    async with program(*launch(directory, "tcp://127.0.0.1:1"), *options) as running:
+        assert await running.end() == code
+        assert message in running.output[-1]
+        assert "Traceback" not in running.output[-1]
+
+
+async def test_wrong_options_of_the_engine_are_found_before_anything_is_started(directory: Path) -> None:
+    async with program(*serve(directory, "--tick-ms", "soon"), environment=at(directory)) as running:
+        assert await running.end() == 2
+        assert "argument --tick-ms" in running.output[-1]
+    async with program(*serve(directory, "--frobnicate"), environment=at(directory)) as running:
+        assert await running.end() == 2
+        assert "--frobnicate" in running.output[-1]
+
+
+@pytest.mark.parametrize("command", [[], ["launch"], ["serve"], ["simulate"]])
+async def test_help(command: list[str]) -> None:
+    async with program(*command, "--help") as running:
+        assert await running.end() == 0
+        assert "usage: smg-fast" in running.output[-1]
