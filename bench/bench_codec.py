@@ -21,6 +21,7 @@ from bench import cython_baseline
 from bench.report import table
 from bench.ticks import TEXT, request_ids, tick, ticks
 from smg_fast._codec import Dispatcher, ResponseFormat, TextOptions, Tokenizer
+from smg_fast._codec import Protocol as WireProtocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TICKS = {1: 1024, 64: 64, 256: 64, 1024: 32}  # rows -> ticks of a round
 ROUNDS = 40
+TOKENSPEED = WireProtocol.tokenspeed()
 
 
 class Decoder(Protocol):
@@ -48,11 +50,11 @@ class Codec:
             self.dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], 120)
 
     def feed(self, payload: bytes) -> None:
-        self.dispatcher.feed("tokenspeed", [[payload]])
+        self.dispatcher.feed(TOKENSPEED, [[payload]])
 
     def collect(self, rids: list[str]) -> list[list[int]]:
         last = tick(rids, [0] * len(rids), logprobs=True, finish="length")
-        ended = self.dispatcher.feed("tokenspeed", [[last]]).ended
+        ended = self.dispatcher.feed(TOKENSPEED, [[last]]).ended
         columns: dict[object, list[int]] = {}
         for rid, outputs, error in ended:
             assert error is None

@@ -10,7 +10,7 @@ import pytest
 
 from bench.report import table
 from bench.ticks import TEXT, tick
-from smg_fast._codec import Detokenizer, Dispatcher, Output, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast._codec import Detokenizer, Dispatcher, Output, Protocol, ResponseFormat, TextOptions, TokenIds, Tokenizer
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -20,6 +20,7 @@ SHORT = 1_000
 RID = "0123456789abcdef0123456789abcdef-0"
 SINK = object()
 ROUNDS = 10
+TOKENSPEED = Protocol.tokenspeed()
 
 FORMATS = {
     "streamed chat": ResponseFormat.chat(id="chatcmpl-bench", model="bench", created=0, stream=True),
@@ -43,8 +44,8 @@ class Generation:
         dispatcher.open(SINK, format, self.tokenizer, options, [RID], 120)
         feed = dispatcher.feed
         for messages in islice(cycle(self.ticks), self.length - 1):
-            feed("tokenspeed", messages)
-        ((_, data, error),) = feed("tokenspeed", self.last).ended
+            feed(TOKENSPEED, messages)
+        ((_, data, error),) = feed(TOKENSPEED, self.last).ended
         assert error is None
         assert data is not None
         return data

@@ -15,6 +15,7 @@ __all__ = [
     "Logprobs",
     "Outcome",
     "Output",
+    "Protocol",
     "ReadyResponse",
     "ResponseFormat",
     "TextOptions",
@@ -27,6 +28,7 @@ __all__ = [
     "encode_abort",
     "encode_init",
     "encode_tokenspeed_request",
+    "encode_vllm_request",
 ]
 
 __version__: str
@@ -55,7 +57,9 @@ class TokenIds:
 
 @final
 class Logprobs:
-    """An immutable column of natural-log probabilities (float64), one per token. ``numpy.asarray`` sees it without a copy."""
+    """An immutable column of natural-log probabilities (float64), one per token. ``numpy.asarray`` sees it without
+    a copy.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> float: ...
@@ -83,7 +87,9 @@ class Tokenizer:
 
 @final
 class Detokenizer:
-    """Incremental decoding of one sequence: what ``push`` and ``finish`` return, joined, is ``Tokenizer.decode`` of all ids."""
+    """Incremental decoding of one sequence: what ``push`` and ``finish`` return, joined, is ``Tokenizer.decode``
+    of all ids.
+    """
 
     def __new__(cls, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer: ...
     def push(self, ids: TokenIds | Sequence[int]) -> str:
@@ -97,7 +103,8 @@ class TextOptions:
 
     ``stop``: strings that end a generation; the text ends before the match, or after it with ``include_stop_str``.
     A match that ends within the first ``min_tokens`` tokens does not count.
-    ``stop_token_ids`` (the request's) and ``eos_token_ids`` (the model's) are for the engine to stop at; here they say which last
+    ``stop_token_ids`` (the request's) and ``eos_token_ids`` (the model's) are for the engine to stop at; here they
+    say which last
     token has no text (unless ``include_stop_str``), and the first are reported as ``stop_reason``.
     Raises ``ValueError`` for an empty stop string.
     """
@@ -144,7 +151,7 @@ class Output:
         """One per token id; ``None`` where not asked for."""
     @property
     def finish_reason(self) -> str:
-        """``stop``, ``length`` or ``abort``."""
+        """``stop``, ``length``, ``abort`` or ``repetition``."""
     @property
     def stop_reason(self) -> str | int | None:
         """The stop string that matched, or the id of the request's stop token that was sampled."""
@@ -163,10 +170,28 @@ class Load:
     @property
     def waiting(self) -> int: ...
     @property
-    def kv_active_pages(self) -> int: ...
+    def kv_usage(self) -> float:
+        """The share of the KV cache that is in use, in [0, 1]."""
+
+@final
+class Protocol:
+    """Which wire an engine speaks."""
+
+    @staticmethod
+    def tokenspeed() -> Protocol:
+        """TokenSpeed's, in every revision."""
+    @staticmethod
+    def vllm(version: str) -> Protocol:
+        """EngineCore's, as this version of vLLM lays it out: ``0.32.0``, ``0.32.0+cpu``, ``0.33.1rc1.dev5``.
+
+        A release between two whose wire is known has that of the lower one; one after them all that of the newest,
+        with a ``warning``. Raises ``ValueError`` for one before them all, and for what is no version.
+        """
     @property
-    def kv_total_pages(self) -> int:
-        """0: the engine took no snapshot."""
+    def warning(self) -> str | None:
+        """What an operator should know: the version is newer than all whose wire is known."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Outcome:
@@ -179,7 +204,8 @@ class Outcome:
     def ended(self) -> list[tuple[object, bytes | list[Output] | None, str | None]]:
         """Responses that end: sink, last data, error.
 
-        The data are unframed: a stream's last events (usage and ``[DONE]`` included), a whole JSON body, or the outputs.
+        The data are unframed: a stream's last events (usage and ``[DONE]`` included), a whole JSON body, or the
+        outputs.
         With an error they are ``None``.
         """
     @property
@@ -216,9 +242,10 @@ class Dispatcher:
     ) -> int:
         """Begin a response with one generation per request id, in the order of its choices; returns its key.
 
-        ``prompt_tokens`` is what usage reports, ``n`` the number of choices each prompt has. Raises ``ValueError`` for an id in flight already, or no id.
+        ``prompt_tokens`` is what usage reports, ``n`` the number of choices each prompt has. Raises ``ValueError``
+        for an id in flight already, or no id.
         """
-    def feed(self, protocol: Literal["tokenspeed"], messages: Sequence[Sequence[bytes]]) -> Outcome:
+    def feed(self, protocol: Protocol, messages: Sequence[Sequence[bytes]]) -> Outcome:
         """Apply messages (each a sequence of frames) in order."""
     def fail(self, rids: Sequence[str], message: str) -> Outcome:
         """End the responses these generations belong to with an error. Ids not in flight are passed over."""
@@ -311,4 +338,55 @@ def encode_tokenspeed_request(
 
     Values go on the wire as given; the caller normalises them. ``form="tuple"`` is the first revision of the wire
     (5 and 13 elements, no constraints: ``ValueError`` if one is given).
+    """
+
+def encode_vllm_request(
+    protocol: Protocol,
+    rid: str,
+    prompt_token_ids: TokenIds,
+    *,
+    max_tokens: int,
+    min_tokens: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop_token_ids: Sequence[int] = ...,
+    ignore_eos: bool = False,
+    eos_token_id: int | None = None,
+    all_stop_token_ids: Sequence[int] = ...,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    logit_bias: dict[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
+    bad_words_token_ids: Sequence[Sequence[int]] = ...,
+    json: str | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+    json_object: bool = False,
+    structural_tag: str | None = None,
+    backend: str | None = None,
+    disable_any_whitespace: bool = False,
+    disable_additional_properties: bool = False,
+    whitespace_pattern: str | None = None,
+    skip_reading_prefix_cache: bool = False,
+    arrival_time: float = 0.0,
+    cache_salt: str | None = None,
+    data_parallel_rank: int | None = None,
+    client_index: int = 0,
+    current_wave: int = 0,
+    priority: int = 0,
+) -> list[bytes]:
+    """Frames of an ADD message, without the identity: ``[type byte, payload]``, in the layout of ``protocol``.
+
+    Values go on the wire as given, and the engine checks none of them: the caller does. ``eos_token_id`` and
+    ``all_stop_token_ids`` (the model's and the request's) are what the engine stops at. ``backend`` and the three
+    arguments after it say how a constraint is enforced; without one they are not sent. Raises ``ValueError`` for a
+    protocol that is not vLLM's, and for more than one constraint (``json``, ``regex``, ``choice``, ``grammar``,
+    ``json_object``, ``structural_tag``).
     """

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::generation::{EngineFinish, Generation, TextOptions, Tokenizer};
-use crate::protocol::{FinishReason, Load, Message, Protocol, Row, Tick};
+use crate::protocol::{FinishReason, Load, Message, Protocol, Row, StopReason, Tick};
 use crate::render::{Format, Usage};
 
 /// Where a dispatcher puts what its caller has to do. `S` is the caller's handle of a response.
@@ -223,7 +223,7 @@ impl<S> Dispatcher<S> {
                     for row in &tick.rows {
                         let rid = &frame[row.id.start as usize..row.id.end as usize];
                         if let Some(choice) = self.find(rid, previous) {
-                            self.apply(&tick, row, choice, out);
+                            self.apply(frame, &tick, row, choice, out);
                             previous = choice;
                         } else if self.released.is_unheard_of(rid, row.finish.is_some()) {
                             out.abort(rid);
@@ -261,7 +261,7 @@ impl<S> Dispatcher<S> {
         Some(choice)
     }
 
-    fn apply(&mut self, tick: &Tick, row: &Row, slot: usize, out: &mut impl Outbox<S>) {
+    fn apply(&mut self, frame: &[u8], tick: &Tick, row: &Row, slot: usize, out: &mut impl Outbox<S>) {
         let Some(choice) = self.choices.get_mut(slot) else { return };
         choice.cached_tokens = choice.cached_tokens.max(row.cached_tokens);
         let ids = &tick.token_ids[row.tokens.start as usize..row.tokens.end as usize];
@@ -271,7 +271,8 @@ impl<S> Dispatcher<S> {
             Some(FinishReason::Stop) => Some(EngineFinish::Stop),
             Some(FinishReason::Length) => Some(EngineFinish::Length),
             Some(FinishReason::Abort) => Some(EngineFinish::Abort),
-            Some(FinishReason::Error) => return self.fail_from(slot, "the engine failed the request", true, out),
+            Some(FinishReason::Repetition) => Some(EngineFinish::Repetition),
+            Some(FinishReason::Error) => return self.fail_from(slot, &failure(frame, tick, row), true, out),
         };
         if choice.generation.extend(ids, logprobs, finish).is_err() {
             let why = "the engine sent no logprobs, which were asked for";
@@ -402,6 +403,17 @@ impl<S> Dispatcher<S> {
 
     fn response(&mut self, key: u64) -> Option<&mut Response<S>> {
         self.responses.get_mut(slot_of(key)).filter(|response| response.key == key)
+    }
+}
+
+/// That an engine failed a request, and why, where it says so.
+fn failure(frame: &[u8], tick: &Tick, row: &Row) -> String {
+    let failed = "the engine failed the request";
+    match tick.stop_reason(row) {
+        Some(StopReason::Text(why)) => {
+            format!("{failed}: {}", String::from_utf8_lossy(&frame[why.start as usize..why.end as usize]))
+        }
+        _ => failed.to_owned(),
     }
 }
 

@@ -5,10 +5,13 @@
 mod common;
 
 use _codec::protocol::handshake::{Handshake, ReadyResponse};
-use _codec::protocol::tokenspeed::{Form, Request, Sampling, decode_abort, decode_request, encode_request};
-use _codec::protocol::{Protocol, Tick};
+use _codec::protocol::request::decode_abort;
+use _codec::protocol::tokenspeed::{Form, Request, Sampling, decode_request, encode_request};
+use _codec::protocol::vllm::{self, Layout};
+use _codec::protocol::{Protocol, StopReason, Tick};
+use common::vllm::{Message, Output, PLAIN, outputs, recordings, requests, versions};
 use common::{bytes, fixtures, output_payloads, request_payloads};
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,14 +35,14 @@ struct Counting;
 
 // SAFETY: every call goes to the system's allocator as it is.
 unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         LIVE.set(LIVE.get() + layout.size() as isize);
         PEAK.set(PEAK.get().max(LIVE.get()));
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+    unsafe fn dealloc(&self, block: *mut u8, layout: std::alloc::Layout) {
         LIVE.set(LIVE.get() - layout.size() as isize);
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(block, layout) }
@@ -104,6 +107,19 @@ impl Corpus {
             stream: true,
         };
         all.push(encode_request(&tuple, Form::Tuple).unwrap());
+        for (_, recording) in recordings() {
+            // The first outputs of a recording have every kind of field.
+            all.extend(outputs(&recording).into_iter().take(4).flatten());
+            all.extend(requests(&recording));
+        }
+        for (_, structs, _) in versions() {
+            let stop = Some(common::vllm::Stop::Text("stop".into()));
+            let output = Output { finish: Some(0), stop, prefill: Some((9, 3)), ..Output::new("row", &[1, 70_000]) };
+            let utility = Some((1, Some("failed".into())));
+            let finished = vec!["row".into(), "other".into()];
+            let message = Message { utility, finished, wave_complete: Some(1), ..Message::of(vec![output]) };
+            all.extend(message.encode(&structs, PLAIN));
+        }
         let small = all.iter().filter(|payload| payload.len() < 1024).cloned().collect();
         Self { small, all }
     }
@@ -174,15 +190,25 @@ impl Corpus {
     }
 }
 
-/// Decodes as everything. Returns how many decoders took it.
+/// Two frames beside the message, as long as the recorded ones are.
+const AUXILIARY: [&[u8]; 2] = [&[0; 432], &[0; 432]];
+
+/// Decodes as everything, in one of vLLM's layouts. Returns how many decoders took it.
 fn decode(message: &[u8]) -> usize {
-    let mut tick = Tick::default();
-    let ticks = Protocol::TokenSpeed.decode(&[message], &mut tick).is_ok();
-    if ticks {
-        check(message, &tick);
-    }
+    let layouts = Layout::all();
+    let layout = &layouts[message.len() % layouts.len()];
+    let ticks = [Protocol::TokenSpeed, Protocol::Vllm(layout)].map(|protocol| {
+        let mut tick = Tick::default();
+        let is_tick = protocol.decode(&[message, AUXILIARY[0], AUXILIARY[1]], &mut tick).is_ok();
+        if is_tick {
+            check(message, &tick);
+        }
+        is_tick
+    });
     [
-        ticks,
+        ticks[0],
+        ticks[1],
+        vllm::decode_request(message, layout).is_ok(),
         decode_request(message).is_ok(),
         decode_abort(message).is_ok(),
         Handshake::decode(message).is_ok(),
@@ -195,13 +221,27 @@ fn decode(message: &[u8]) -> usize {
 
 /// What a caller relies on for any tick, however strange the message.
 fn check(message: &[u8], tick: &Tick) {
+    let span = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
+    let is_text = |range| std::str::from_utf8(&message[span(range)]).is_ok();
     for row in &tick.rows {
-        let id = &message[row.id.start as usize..row.id.end as usize];
-        assert!(std::str::from_utf8(id).is_ok());
-        let tokens = &tick.token_ids[row.tokens.start as usize..row.tokens.end as usize];
-        let logprobs = &tick.logprobs[row.logprobs.start as usize..row.logprobs.end as usize];
+        assert!(is_text(&row.id));
+        let tokens = &tick.token_ids[span(&row.tokens)];
+        let logprobs = &tick.logprobs[span(&row.logprobs)];
         assert!(logprobs.is_empty() || logprobs.len() == tokens.len());
+        assert!(tick.ranks.is_empty() || tick.ranks.len() == tick.logprobs.len());
+        let tops = tick.tops(row);
+        assert_eq!((tops.ids.len(), tops.logprobs.len()), (tops.width * tokens.len(), tops.width * tokens.len()));
+        if let Some(StopReason::Text(text)) = tick.stop_reason(row) {
+            assert!(is_text(text));
+        }
     }
+    for prompt in &tick.prompt_logprobs {
+        assert!((prompt.row as usize) < tick.rows.len());
+        assert_eq!(prompt.token_ids.len(), prompt.ranks.len() * prompt.width as usize);
+        assert_eq!(prompt.token_ids.len(), prompt.logprobs.len());
+    }
+    assert!(tick.finished.iter().all(is_text));
+    assert!(tick.utility.iter().filter_map(|utility| utility.failure.as_ref()).all(is_text));
 }
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -225,7 +265,7 @@ fn no_message_crashes_a_decoder() {
             Err(_) => panic!("message {number} crashed: {}", hex(&message)),
         }
         assert!(
-            held <= bound(message.len()),
+            held <= bound(message.len() + AUXILIARY[0].len() + AUXILIARY[1].len()),
             "message {number} of {} bytes made a decoder hold {held}: {}",
             message.len(),
             hex(&message)
@@ -238,13 +278,21 @@ fn no_message_crashes_a_decoder() {
 
 #[test]
 fn a_tick_that_has_grown_is_filled_without_allocating() {
-    let fixtures = fixtures();
+    let payloads: Vec<_> = output_payloads(&fixtures()).into_iter().map(|(_, _, payload)| payload).collect();
+    is_filled_without_allocating(Protocol::TokenSpeed, &payloads);
+    // Prompt logprobs are the exception: they have vectors of their own.
+    let (_, recordings): (Vec<_>, Vec<_>) = recordings().into_iter().unzip();
+    let messages = recordings.iter().flat_map(outputs).filter(|frames| frames.len() == 1);
+    let payloads: Vec<_> = messages.flatten().collect();
+    is_filled_without_allocating(Protocol::Vllm(Layout::select("0.32.0").unwrap().layout), &payloads);
+}
+
+fn is_filled_without_allocating(protocol: Protocol, payloads: &[Vec<u8>]) {
     let mut tick = Tick::default();
     let mut decode_all = || {
-        let payloads = output_payloads(&fixtures);
         let (_, held) = held_by(|| {
-            for (_, _, payload) in &payloads {
-                Protocol::TokenSpeed.decode(&[payload], &mut tick).unwrap();
+            for payload in payloads {
+                protocol.decode(&[payload], &mut tick).unwrap();
             }
         });
         held

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from .capabilities import Capabilities
 from .family import EngineFamily
-from .request import GenerationRequest, SamplingParams
+from .request import Constraint, ConstraintKind, GenerationRequest, SamplingParams
 from .tokenspeed import RequestForm, TokenSpeed
 
 __all__ = [
     "FAMILIES",
     "Capabilities",
+    "Constraint",
+    "ConstraintKind",
     "EngineFamily",
     "GenerationRequest",
     "RequestForm",

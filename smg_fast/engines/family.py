@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
+from .._codec import Protocol as WireProtocol
 from .capabilities import Capabilities
 from .request import GenerationRequest
 
@@ -17,7 +18,7 @@ class EngineFamily(Protocol):
         """As in ``--runtime``."""
 
     @property
-    def protocol(self) -> Literal["tokenspeed"]:
+    def protocol(self) -> WireProtocol:
         """What ``Dispatcher.feed`` decodes the family's messages as."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smg_fast._codec import Dispatcher, Outcome, Output, ResponseFormat, TextOptions, Tokenizer
+from smg_fast._codec import Dispatcher, Outcome, Output, Protocol, ResponseFormat, TextOptions, Tokenizer
 from tests.codec.ticks import Row, tick
 
 CHAT = ResponseFormat.chat(id="chatcmpl-1", model='a "model"', created=7, stream=True)
@@ -35,7 +35,7 @@ class Client:
         )
 
     def feed(self, *messages: list[bytes]) -> Outcome:
-        return self.take(self.dispatcher.feed("tokenspeed", messages))
+        return self.take(self.dispatcher.feed(Protocol.tokenspeed(), messages))
 
     def take(self, outcome: Outcome) -> Outcome:
         for sink, chunk in outcome.chunks:
@@ -294,6 +294,13 @@ def test_an_engine_error_fails_the_response_and_stops_its_siblings(client: Clien
     assert len(client.dispatcher) == 0
 
 
+@pytest.mark.parametrize(("finish", "cause"), [("error: no such thing", ": no such thing"), ("error", ""), ("odd", "")])
+def test_an_engine_error_says_why_where_the_engine_does(client: Client, finish: str, cause: str) -> None:
+    client.open(CHAT, ["a"])
+    client.feed(tick(Row("a", [], finish)))
+    assert client.error == f"the engine failed the request{cause}"
+
+
 def test_an_abort_without_a_token_is_an_error_not_an_empty_answer(client: Client) -> None:
     client.open(CHAT_BODY, ["r"])
     client.feed(tick(Row("r", [], "abort")))
@@ -377,11 +384,11 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 def test_an_unknown_protocol_is_refused(client: Client) -> None:
-    with pytest.raises(ValueError, match="tokenspeed"):
+    with pytest.raises(TypeError, match="Protocol"):
         client.dispatcher.feed("telegraph", [])  # type: ignore[arg-type]
 
 
 def test_loads_are_reported(client: Client) -> None:
     (load,) = client.feed(tick(Row("r", [], "stop"))).loads
     assert (load.engine_index, load.running, load.waiting) == (0, 1, 0)
-    assert (load.kv_active_pages, load.kv_total_pages) == (10, 100)
+    assert load.kv_usage == 0.1

@@ -16,6 +16,7 @@ from smg_fast._codec import (
     CodecError,
     Dispatcher,
     Output,
+    Protocol,
     ResponseFormat,
     TextOptions,
     TokenIds,
@@ -59,7 +60,7 @@ def outputs_of(
     dispatcher = Dispatcher()
     for rid in rids:
         dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, TextOptions(**options), [rid], prompt_tokens=1)
-    outcome = dispatcher.feed("tokenspeed", messages)
+    outcome = dispatcher.feed(Protocol.tokenspeed(), messages)
     assert outcome.refused == []
     outputs: dict[str, Output] = {}
     for sink, result, error in outcome.ended:
@@ -122,7 +123,7 @@ def test_recorded_ticks_decode_to_their_fields(tokenizer: Tokenizer, case: dict[
             dispatcher = Dispatcher()
             options = TextOptions(logprobs=bool(values))
             dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, options, [rid], prompt_tokens=1)
-            outcome = dispatcher.feed("tokenspeed", [message])
+            outcome = dispatcher.feed(Protocol.tokenspeed(), [message])
             if not reason:
                 assert outcome.ended == []
                 continue
@@ -146,8 +147,8 @@ def test_a_ragged_tick_is_refused_whole(tokenizer: Tokenizer) -> None:
         ragged[column] = [*good[column], *good[column]]
         dispatcher = Dispatcher()
         dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(), ["r"], prompt_tokens=1)
-        assert len(dispatcher.feed("tokenspeed", [[msgpack.packb(ragged)]]).refused) == 1
-        ((_, result, _),) = dispatcher.feed("tokenspeed", [last]).ended
+        assert len(dispatcher.feed(Protocol.tokenspeed(), [[msgpack.packb(ragged)]]).refused) == 1
+        ((_, result, _),) = dispatcher.feed(Protocol.tokenspeed(), [last]).ended
         assert isinstance(result, list)
         assert result[0].token_ids.tolist() == [6], "no row of the refused tick was applied"
 

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from smg_fast._codec import TokenIds
-from smg_fast.engines import EngineFamily, GenerationRequest, SamplingParams, family
+from smg_fast.engines import Constraint, ConstraintKind, EngineFamily, GenerationRequest, SamplingParams, family
 
 WIRE = json.loads((Path(__file__).parents[1] / "data" / "tokenspeed" / "wire-0.1.1.json").read_text())
 RECORDED = {request["name"]: request["decoded"] for request in WIRE["requests"]}
@@ -61,6 +61,17 @@ def test_what_the_engines_own_code_encodes(name: str, sampling: SamplingParams) 
     # "stream" is how the recorded client wanted its answer; the gateway always wants ticks.
     assert encoded[:stream] == recorded[:stream]
     assert encoded[stream] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("json_schema", "json_schema"), ("regex", "regex"), ("grammar", "ebnf"), ("structural_tag", "structural_tag")],
+)
+def test_a_constraint_has_a_field_of_its_own(kind: ConstraintKind, field: str) -> None:
+    plain = sampled(SamplingParams(max_tokens=1))
+    constrained = sampled(SamplingParams(max_tokens=1, constraint=Constraint(kind, "text")))
+    assert {name for name in plain if plain[name] != constrained[name]} == {field}
+    assert constrained[field] == "text"
 
 
 @pytest.mark.parametrize("top_k", [-1, 0])

@@ -71,7 +71,7 @@ async def test_a_client_that_vanishes_aborts_its_generations(stream: bool) -> No
 async def test_a_reader_that_is_slow_loses_nothing_and_delays_nobody(until: str) -> None:
     body = chat(" ".join(map(str, range(500))), n=20, logprobs=True, ignore_eos=True, max_tokens=6000)
     total = 20 * 6000  # some 12 MB, of which the kernel takes 4
-    async with served("--tick-ms", "4", "--tokens-per-tick", "16") as (server, engine):
+    async with served("--tick-ms", "2", "--tokens-per-tick", "16") as (server, engine):
         (worker,) = server.gateway.registry.workers
         reader, writer = await send(server.url, {**body, "stream": True}, SO_RCVBUF=4096)
         wanted = total if until == "the end" else total * 3 // 4

@@ -41,6 +41,8 @@ pub enum Finish {
     Length,
     /// The engine gave it up.
     Abort,
+    /// The engine found the text repeating itself.
+    Repetition,
 }
 
 /// How an engine ended a generation, before its stop tokens are looked at.
@@ -52,6 +54,8 @@ pub enum EngineFinish {
     Length,
     /// See [`Finish::Abort`].
     Abort,
+    /// See [`Finish::Repetition`].
+    Repetition,
 }
 
 /// The engine sent no logprobs for tokens whose request asked for them.
@@ -184,6 +188,7 @@ impl Generation {
             ),
             EngineFinish::Length => Finish::Length,
             EngineFinish::Abort => Finish::Abort,
+            EngineFinish::Repetition => Finish::Repetition,
         });
     }
 

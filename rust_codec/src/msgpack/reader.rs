@@ -41,6 +41,11 @@ impl<'a> Reader<'a> {
         matches!(self.rest.first(), Some(0xa0..=0xbf | 0xd9..=0xdb))
     }
 
+    /// Whether the next value is an extension value. Reads nothing.
+    pub fn at_ext(&self) -> bool {
+        matches!(self.rest.first(), Some(0xc7..=0xc9 | 0xd4..=0xd8))
+    }
+
     /// Reads nil if it is next.
     #[inline]
     pub fn take_nil(&mut self) -> bool {
@@ -136,7 +141,6 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// Something else is next, or it is not UTF-8.
-    #[inline]
     pub fn str(&mut self) -> Result<&'a str, Error> {
         let offset = self.position();
         let bytes = self.str_bytes()?;
@@ -147,7 +151,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// Something else is next, or it is not UTF-8.
-    #[inline]
+    #[inline(always)]
     pub fn str_range(&mut self) -> Result<Range<usize>, Error> {
         let offset = self.position();
         let bytes = self.str_bytes()?;
@@ -162,7 +166,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// Something else is next.
-    #[inline]
+    #[inline(always)]
     pub fn str_bytes(&mut self) -> Result<&'a [u8], Error> {
         let (length, rest) = match *self.rest {
             [marker @ 0xa0..=0xbf, ref rest @ ..] => (usize::from(marker & 0x1f), rest),

@@ -95,6 +95,11 @@ impl Writer {
         }
     }
 
+    /// Values that another writer wrote.
+    pub fn append(&mut self, other: &Self) {
+        self.bytes.extend_from_slice(&other.bytes);
+    }
+
     /// The value as `write` writes it, or nil.
     pub fn optional<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
         match value {

@@ -5,7 +5,9 @@
 #![deny(unsafe_code)]
 
 pub mod handshake;
+pub mod request;
 pub mod tokenspeed;
+pub mod vllm;
 
 pub use crate::msgpack::Error;
 use std::ops::Range;
@@ -21,10 +23,21 @@ pub enum FinishReason {
     Abort,
     /// The engine failed the request.
     Error,
+    /// The engine found the output repeating itself.
+    Repetition,
+}
+
+/// What made an engine end a generation, where it says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// A stop token.
+    Token(u32),
+    /// A text: where it lies in the message's first frame, in bytes. Valid UTF-8.
+    Text(Range<u32>),
 }
 
 /// One generation's share of a tick.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Row {
     /// Where the request id lies in the message's first frame, in bytes. Valid UTF-8.
     pub id: Range<u32>,
@@ -32,18 +45,64 @@ pub struct Row {
     pub tokens: Range<u32>,
     /// Their logprobs, in [`Tick::logprobs`]: empty, or as long as `tokens`.
     pub logprobs: Range<u32>,
-    /// Tokens of the prompt, as the engine counts them.
+    /// Tokens of the prompt, as the engine counts them. 0 where the tick does not say.
     pub prompt_tokens: u32,
-    /// Tokens generated so far, this tick's included, as the engine counts them.
+    /// Tokens generated so far, this tick's included, as the engine counts them. 0 where the tick does not say.
     pub completion_tokens: u32,
-    /// Prompt tokens the engine found in its prefix cache.
+    /// Prompt tokens the engine found in its prefix cache. 0 where the tick does not say.
     pub cached_tokens: u32,
     /// `None` while the generation runs.
     pub finish: Option<FinishReason>,
+    /// Its place in `Tick::extras`, counted from 1; 0 for most rows, which have nothing there.
+    extra: u32,
+}
+
+/// What few rows have; apart, so that the others stay small.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Extra {
+    tops: Range<u32>,
+    stop_reason: Option<StopReason>,
+}
+
+/// The likeliest candidates for each token of a row: `width` columns a token, the sampled one first, then the others in the
+/// order of their rank (it is there again if it is among them). Empty where there are none but the sampled one.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Tops<'a> {
+    /// Columns for each token.
+    pub width: usize,
+    /// Token ids, token by token.
+    pub ids: &'a [u32],
+    /// Their logprobs.
+    pub logprobs: &'a [f64],
+}
+
+/// Logprobs of a prompt's tokens, from the second on: the first follows upon nothing. They come once, or in parts in the
+/// order of the prompt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PromptLogprobs {
+    /// The row they came with.
+    pub row: u32,
+    /// Columns for a position: the prompt's own token first, then the likeliest ones in the order of their rank.
+    pub width: u32,
+    /// Token ids, position by position.
+    pub token_ids: Vec<u32>,
+    /// Their logprobs.
+    pub logprobs: Vec<f64>,
+    /// The rank of the prompt's own token; one for each position. The likeliest has rank 1.
+    pub ranks: Vec<u32>,
+}
+
+/// The answer to a call of an engine's utility method.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Utility {
+    /// The number the call was given.
+    pub call_id: i64,
+    /// Why it failed: where the text lies in the message's first frame, in bytes. `None`: it did not. Valid UTF-8.
+    pub failure: Option<Range<u32>>,
 }
 
 /// How busy an engine says it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// The engine that says so (its data-parallel rank).
     pub engine_index: u32,
@@ -51,10 +110,8 @@ pub struct Load {
     pub running: u64,
     /// Requests waiting.
     pub waiting: u64,
-    /// KV pages in use.
-    pub kv_active_pages: u64,
-    /// KV pages in all. Never 0: an engine without a snapshot has no `Load`.
-    pub kv_total_pages: u64,
+    /// The share of its KV cache that is in use, in 0..=1.
+    pub kv_usage: f64,
 }
 
 /// One engine output message. Reused from tick to tick, so that decoding allocates nothing once the buffers have grown.
@@ -66,6 +123,23 @@ pub struct Tick {
     pub token_ids: Vec<u32>,
     /// The logprobs of all rows.
     pub logprobs: Vec<f64>,
+    /// The rank of each token in `logprobs`, the likeliest being 1; empty where the engine does not say.
+    pub ranks: Vec<u32>,
+    extras: Vec<Extra>,
+    /// Of all rows' candidates.
+    top_ids: Vec<u32>,
+    top_logprobs: Vec<f64>,
+    /// Of the few rows that have them.
+    pub prompt_logprobs: Vec<PromptLogprobs>,
+    /// Ids of requests the engine is done with, as ranges of the message's first frame; valid UTF-8. They repeat what
+    /// rows say.
+    pub finished: Vec<Range<u32>>,
+    /// The answer to a utility call.
+    pub utility: Option<Utility>,
+    /// The wave of data-parallel steps that the engine has completed.
+    pub wave_complete: Option<u64>,
+    /// The wave that the engine wants the others to start.
+    pub start_wave: Option<u64>,
     /// The engine the message is from, where it says so.
     pub engine_index: Option<u32>,
     /// The engine's load, where the message carries it.
@@ -78,15 +152,44 @@ impl Tick {
         self.rows.clear();
         self.token_ids.clear();
         self.logprobs.clear();
+        self.ranks.clear();
+        self.extras.clear();
+        self.top_ids.clear();
+        self.top_logprobs.clear();
+        self.prompt_logprobs.clear();
+        self.finished.clear();
+        self.utility = None;
+        self.wave_complete = None;
+        self.start_wave = None;
         self.engine_index = None;
         self.load = None;
+    }
+
+    fn extra(&self, row: &Row) -> Option<&Extra> {
+        self.extras.get((row.extra as usize).checked_sub(1)?)
+    }
+
+    /// The candidates for the tokens of one of this tick's rows.
+    pub fn tops(&self, row: &Row) -> Tops<'_> {
+        let Some(Extra { tops, .. }) = self.extra(row) else { return Tops::default() };
+        let range = tops.start as usize..tops.end as usize;
+        Tops {
+            width: range.len().checked_div(row.tokens.len()).unwrap_or(0),
+            ids: &self.top_ids[range.clone()],
+            logprobs: &self.top_logprobs[range],
+        }
+    }
+
+    /// What ended the generation of one of this tick's rows.
+    pub fn stop_reason(&self, row: &Row) -> Option<&StopReason> {
+        self.extra(row)?.stop_reason.as_ref()
     }
 }
 
 /// What a decoded output message was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// Rows, load or both; possibly neither. They are in the [`Tick`].
+    /// Rows, load, other news; possibly nothing. All in the [`Tick`].
     Tick,
     /// The engine's last word: it is gone.
     EngineDead,
@@ -100,6 +203,8 @@ pub const ENGINE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 pub enum Protocol {
     /// TokenSpeed, every revision.
     TokenSpeed,
+    /// vLLM's EngineCore, as a version lays it out.
+    Vllm(&'static vllm::Layout),
 }
 
 impl Protocol {
@@ -114,6 +219,7 @@ impl Protocol {
         }
         match self {
             Self::TokenSpeed => tokenspeed::decode_output(frames, tick)?,
+            Self::Vllm(layout) => vllm::decode_output(frames, layout, tick)?,
         }
         Ok(Message::Tick)
     }

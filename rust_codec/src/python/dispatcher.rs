@@ -7,10 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PySequence, PyString};
 
 use super::columns::{Logprobs, TokenIds};
+use super::protocol::Protocol;
 use super::text::Tokenizer;
 use crate::dispatcher::{self, Choice, Ending, Opening, Outbox, Target};
 use crate::generation::{self, StopReason, StopStrings};
-use crate::protocol::{self, Protocol};
+use crate::protocol;
 use crate::render::{Api, Format, HTTP_CHUNK_TAIL, finish_reason, http_chunk_head};
 
 #[pyclass(frozen, module = "smg_fast._codec")]
@@ -134,14 +135,13 @@ pub struct Load {
     engine_index: u32,
     running: u64,
     waiting: u64,
-    kv_active_pages: u64,
-    kv_total_pages: u64,
+    kv_usage: f64,
 }
 
 impl From<protocol::Load> for Load {
     fn from(load: protocol::Load) -> Self {
-        let protocol::Load { engine_index, running, waiting, kv_active_pages, kv_total_pages } = load;
-        Self { engine_index, running, waiting, kv_active_pages, kv_total_pages }
+        let protocol::Load { engine_index, running, waiting, kv_usage } = load;
+        Self { engine_index, running, waiting, kv_usage }
     }
 }
 
@@ -264,13 +264,6 @@ fn strings<'py>(py: Python<'py>, rids: &[Box<[u8]>]) -> PyResult<Bound<'py, PyLi
     PyList::new(py, rids.iter().map(|rid| String::from_utf8_lossy(rid)))
 }
 
-fn protocol_named(name: &str) -> PyResult<Protocol> {
-    match name {
-        "tokenspeed" => Ok(Protocol::TokenSpeed),
-        _ => Err(PyValueError::new_err(format!("unknown protocol {name:?}; known: tokenspeed"))),
-    }
-}
-
 #[pyclass(frozen, module = "smg_fast._codec")]
 pub struct Dispatcher {
     inner: Mutex<dispatcher::Dispatcher<Py<PyAny>>>,
@@ -317,13 +310,12 @@ impl Dispatcher {
         self.lock().open(opening).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn feed<'py>(&self, py: Python<'py>, protocol: &str, messages: &Bound<'py, PySequence>) -> PyResult<Outcome> {
-        let protocol = protocol_named(protocol)?;
+    fn feed<'py>(&self, py: Python<'py>, protocol: &Protocol, messages: &Bound<'py, PySequence>) -> PyResult<Outcome> {
         let messages: Vec<Vec<Bound<'py, PyBytes>>> = messages.extract()?;
         let messages: Vec<Vec<&[u8]>> =
             messages.iter().map(|frames| frames.iter().map(|frame| frame.as_bytes()).collect()).collect();
         let mut gathered = Gathered::new(py);
-        self.lock().feed(protocol, messages.iter().map(Vec::as_slice), &mut gathered);
+        self.lock().feed(protocol.inner, messages.iter().map(Vec::as_slice), &mut gathered);
         gathered.into_outcome()
     }
 

@@ -1,13 +1,15 @@
 //! Handshake and requests.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::columns::TokenIds;
-use crate::protocol::{handshake, tokenspeed};
+use super::protocol::Protocol;
+use crate::protocol::{handshake, request, tokenspeed, vllm};
 
 #[pyclass(frozen, get_all, module = "smg_fast._codec")]
 pub struct Handshake {
@@ -63,7 +65,7 @@ type Frames<'py> = Vec<Bound<'py, PyBytes>>;
 
 #[pyfunction]
 pub fn encode_abort<'py>(py: Python<'py>, rids: Vec<String>) -> Frames<'py> {
-    vec![PyBytes::new(py, tokenspeed::ABORT), PyBytes::new(py, &tokenspeed::encode_abort(&rids))]
+    vec![PyBytes::new(py, request::ABORT), PyBytes::new(py, &request::encode_abort(&rids))]
 }
 
 #[pyfunction]
@@ -128,5 +130,114 @@ pub fn encode_tokenspeed_request<'py>(
     };
     let payload =
         tokenspeed::encode_request(&request, form).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok(vec![PyBytes::new(py, tokenspeed::ADD), PyBytes::new(py, &payload)])
+    Ok(vec![PyBytes::new(py, request::ADD), PyBytes::new(py, &payload)])
+}
+
+#[pyfunction]
+#[pyo3(signature = (protocol, rid, prompt_token_ids, *, max_tokens, min_tokens = 0, temperature = 1.0, top_p = 1.0, top_k = 0,
+                    min_p = 0.0, presence_penalty = 0.0, frequency_penalty = 0.0, repetition_penalty = 1.0, seed = None,
+                    stop_token_ids = vec![], ignore_eos = false, eos_token_id = None, all_stop_token_ids = vec![],
+                    logprobs = None, prompt_logprobs = None, logit_bias = None, allowed_token_ids = None,
+                    bad_words_token_ids = vec![], json = None, regex = None, choice = None, grammar = None,
+                    json_object = false, structural_tag = None, backend = None, disable_any_whitespace = false,
+                    disable_additional_properties = false, whitespace_pattern = None, skip_reading_prefix_cache = false,
+                    arrival_time = 0.0, cache_salt = None, data_parallel_rank = None, client_index = 0,
+                    current_wave = 0, priority = 0))]
+#[expect(clippy::too_many_arguments, reason = "a Python signature")]
+pub fn encode_vllm_request<'py>(
+    py: Python<'py>,
+    protocol: &Protocol,
+    rid: &str,
+    prompt_token_ids: &Bound<'py, TokenIds>,
+    max_tokens: u32,
+    min_tokens: u32,
+    temperature: f64,
+    top_p: f64,
+    top_k: i64,
+    min_p: f64,
+    presence_penalty: f64,
+    frequency_penalty: f64,
+    repetition_penalty: f64,
+    seed: Option<i64>,
+    stop_token_ids: Vec<u32>,
+    ignore_eos: bool,
+    eos_token_id: Option<u32>,
+    all_stop_token_ids: Vec<u32>,
+    logprobs: Option<i32>,
+    prompt_logprobs: Option<i32>,
+    logit_bias: Option<BTreeMap<u32, f64>>,
+    allowed_token_ids: Option<Vec<u32>>,
+    bad_words_token_ids: Vec<Vec<u32>>,
+    json: Option<&str>,
+    regex: Option<&str>,
+    choice: Option<Vec<String>>,
+    grammar: Option<&str>,
+    json_object: bool,
+    structural_tag: Option<&str>,
+    backend: Option<&str>,
+    disable_any_whitespace: bool,
+    disable_additional_properties: bool,
+    whitespace_pattern: Option<&str>,
+    skip_reading_prefix_cache: bool,
+    arrival_time: f64,
+    cache_salt: Option<&str>,
+    data_parallel_rank: Option<u32>,
+    client_index: u32,
+    current_wave: u64,
+    priority: i64,
+) -> PyResult<Frames<'py>> {
+    use vllm::Constraint;
+    let constraints = [
+        json.map(|schema| Constraint::Json(schema.into())),
+        regex.map(|regex| Constraint::Regex(regex.into())),
+        choice.map(|texts| Constraint::Choice(texts.into_iter().map(Cow::Owned).collect())),
+        grammar.map(|grammar| Constraint::Grammar(grammar.into())),
+        json_object.then_some(Constraint::JsonObject),
+        structural_tag.map(|tag| Constraint::StructuralTag(tag.into())),
+    ];
+    let mut constraints = constraints.into_iter().flatten();
+    let structured_outputs = constraints.next().map(|constraint| vllm::StructuredOutputs {
+        constraint,
+        backend: backend.map(Cow::Borrowed),
+        disable_any_whitespace,
+        disable_additional_properties,
+        whitespace_pattern: whitespace_pattern.map(Cow::Borrowed),
+    });
+    if constraints.next().is_some() {
+        return Err(PyValueError::new_err("a request has one constraint at most"));
+    }
+    let sampling = vllm::Sampling {
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        seed,
+        stop_token_ids: stop_token_ids.into(),
+        ignore_eos,
+        eos_token_id,
+        all_stop_token_ids: all_stop_token_ids.into(),
+        logprobs,
+        prompt_logprobs,
+        logit_bias: logit_bias.into_iter().flatten().collect(),
+        allowed_token_ids: allowed_token_ids.map(Cow::Owned),
+        bad_words_token_ids,
+        structured_outputs,
+        skip_reading_prefix_cache,
+    };
+    let request = vllm::Request {
+        arrival_time,
+        cache_salt: cache_salt.map(Cow::Borrowed),
+        data_parallel_rank,
+        client_index,
+        current_wave,
+        priority,
+        ..vllm::Request::new(rid, prompt_token_ids.get().ids.as_slice(), sampling)
+    };
+    let payload = vllm::encode_request(&request, protocol.layout()?);
+    Ok(vec![PyBytes::new(py, request::ADD), PyBytes::new(py, &payload)])
 }

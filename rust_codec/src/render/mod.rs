@@ -191,6 +191,7 @@ pub fn finish_reason(finish: Finish) -> &'static str {
         Finish::Stop(_) | Finish::StopString(_) => "stop",
         Finish::Length => "length",
         Finish::Abort => "abort",
+        Finish::Repetition => "repetition",
     }
 }
 

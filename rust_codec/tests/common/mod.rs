@@ -6,6 +6,9 @@
     reason = "shared by several test binaries, each of which uses a part"
 )]
 
+pub mod node;
+pub mod vllm;
+
 use _codec::msgpack::Writer;
 use _codec::protocol::{FinishReason, Load, Tick};
 use serde_json::Value;
@@ -80,11 +83,21 @@ pub struct BatchRow {
     pub cached_tokens: u32,
 }
 
+/// The load of an engine, as it holds it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchLoad {
+    pub engine_index: u32,
+    pub running: u64,
+    pub waiting: u64,
+    pub kv_active_pages: u64,
+    pub kv_total_pages: u64,
+}
+
 /// One batch, as an engine holds it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     pub rows: Vec<BatchRow>,
-    pub load: Load,
+    pub load: BatchLoad,
 }
 
 impl Batch {
@@ -152,7 +165,9 @@ impl Batch {
             Revision::Tagged(_) => (true, self.load.kv_total_pages != 0),
         };
         assert_eq!(tick.engine_index, rank.then_some(self.load.engine_index));
-        assert_eq!(tick.load, load.then_some(self.load));
+        let BatchLoad { engine_index, running, waiting, kv_active_pages, kv_total_pages } = self.load;
+        let kv_usage = kv_active_pages as f64 / kv_total_pages as f64;
+        assert_eq!(tick.load, load.then_some(Load { engine_index, running, waiting, kv_usage }));
     }
 
     fn expected_rows(&self) -> Vec<(BatchRow, Option<FinishReason>)> {

@@ -9,3 +9,7 @@ mod handshake;
 mod msgpack;
 mod tokenspeed_output;
 mod tokenspeed_request;
+mod vllm_array;
+mod vllm_layout;
+mod vllm_output;
+mod vllm_request;

@@ -1,6 +1,6 @@
-use crate::common::{Batch, BatchRow, Revision, fixtures, output_payloads, rows};
+use crate::common::{Batch, BatchLoad, BatchRow, Revision, fixtures, output_payloads, rows};
 use _codec::msgpack::Writer;
-use _codec::protocol::{ENGINE_DEAD, FinishReason, Load, Message, Protocol, Tick};
+use _codec::protocol::{ENGINE_DEAD, FinishReason, Message, Protocol, StopReason, Tick};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ fn batch_of_fixture(fields: &Value) -> Batch {
     };
     Batch {
         rows: (0..list("rids").len()).map(row).collect(),
-        load: Load {
+        load: BatchLoad {
             engine_index: u32::try_from(number("engine_index")).unwrap(),
             running: number("num_running"),
             waiting: number("num_waiting"),
@@ -112,8 +112,8 @@ fn row(rid: &str) -> BatchRow {
     }
 }
 
-fn load() -> Load {
-    Load { engine_index: 2, running: 5, waiting: 6, kv_active_pages: 7, kv_total_pages: 8 }
+fn load() -> BatchLoad {
+    BatchLoad { engine_index: 2, running: 5, waiting: 6, kv_active_pages: 7, kv_total_pages: 8 }
 }
 
 #[test]
@@ -299,6 +299,25 @@ fn batches_of_another_shape_are_refused() {
 }
 
 #[test]
+fn an_error_may_say_why() {
+    let failed = |finished: &str| BatchRow { finished: finished.to_owned(), ..row("a") };
+    let batch = Batch { rows: vec![failed("error: n\u{f6}"), failed("error: "), failed("error")], load: load() };
+    let frame = batch.encode(Revision::Tagged(14));
+    let mut tick = Tick::default();
+    decode(&frame, &mut tick).unwrap();
+    let causes: Vec<_> = tick
+        .rows
+        .iter()
+        .map(|row| match tick.stop_reason(row) {
+            Some(StopReason::Text(cause)) => Some(&frame[cause.start as usize..cause.end as usize]),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(causes, [Some("n\u{f6}".as_bytes()), Some(b""), None]);
+    assert!(tick.rows.iter().all(|row| row.finish == Some(FinishReason::Error)));
+}
+
+#[test]
 fn finish_reasons() {
     let reasons = ["", "stop", "length", "abort", "error", "preempted"];
     let rows_of = |reason: &&str| BatchRow { finished: (*reason).to_owned(), ..row("a") };
@@ -308,6 +327,7 @@ fn finish_reasons() {
     let decoded: Vec<_> = tick.rows.iter().map(|row| row.finish).collect();
     use FinishReason::{Abort, Error, Length, Stop};
     assert_eq!(decoded, [None, Some(Stop), Some(Length), Some(Abort), Some(Error), Some(Error)]);
+    assert!(tick.rows.iter().all(|row| tick.stop_reason(row).is_none()));
     let nil = with_column("finished_reasons", |writer| {
         writer.array(2);
         writer.nil();
@@ -355,7 +375,7 @@ proptest! {
         (running, waiting, kv_active_pages) in any::<(u64, u64, u64)>(),
         kv_total_pages in prop_oneof![Just(0), any::<u64>()],
     ) {
-        let load = Load { engine_index, running, waiting, kv_active_pages, kv_total_pages };
+        let load = BatchLoad { engine_index, running, waiting, kv_active_pages, kv_total_pages };
         let batch = Batch { rows, load };
         let mut tick = Tick::default();
         for revision in [

@@ -1,8 +1,7 @@
 use crate::common::{bytes, fixtures, request_payloads};
 use _codec::msgpack::{Reader, Writer};
-use _codec::protocol::tokenspeed::{
-    ABORT, ADD, ConstraintRefused, Form, Request, Sampling, decode_abort, decode_request, encode_abort, encode_request,
-};
+use _codec::protocol::request::{ABORT, ADD, decode_abort, encode_abort};
+use _codec::protocol::tokenspeed::{ConstraintRefused, Form, Request, Sampling, decode_request, encode_request};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::borrow::Cow;

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import msgspec
 
-from ..._codec import encode_abort
+from ..._codec import Protocol, encode_abort
 from ..capabilities import Capabilities
 from ..request import GenerationRequest
 from .capabilities import CAPABILITIES
@@ -22,7 +22,7 @@ class TokenSpeed(msgspec.Struct, frozen=True):
     form: RequestForm = "tagged"
 
     name: ClassVar[str] = "tokenspeed"
-    protocol: ClassVar[Literal["tokenspeed"]] = "tokenspeed"
+    protocol: ClassVar[Protocol] = Protocol.tokenspeed()
 
     @property
     def capabilities(self) -> Capabilities:

@@ -19,14 +19,6 @@ TOP_K_ALL = 1 << 30
 #: Below this the engine takes sampling for greedy.
 GREEDY_TEMPERATURE = 1e-6
 
-#: The engine's names for the kinds of constraint.
-_CONSTRAINTS = {
-    "json_schema": "json_schema",
-    "regex": "regex",
-    "grammar": "ebnf",
-    "structural_tag": "structural_tag",
-}
-
 
 def encode_request(request: GenerationRequest, form: RequestForm) -> list[bytes]:
     """Frames of an ADD message: ``[type byte, payload]``. Raises ``ValueError`` for a ``top_k`` the engine refuses."""
@@ -37,7 +29,9 @@ def encode_request(request: GenerationRequest, form: RequestForm) -> list[bytes]
         temperature, top_k = 1.0, 1
         # Without a seed the engine derives one from the request id, and ties would depend on it.
         seed = 0 if seed is None else seed
-    constraint = sampling.constraint
+    constraint: dict[str, str] = {}
+    if sampling.constraint is not None:
+        constraint[sampling.constraint.kind] = sampling.constraint.value
     return encode_tokenspeed_request(
         request.rid,
         request.prompt_ids,
@@ -55,7 +49,10 @@ def encode_request(request: GenerationRequest, form: RequestForm) -> list[bytes]
         stop_token_ids=sampling.stop_token_ids or None,
         ignore_eos=sampling.ignore_eos,
         return_logprob=sampling.logprobs,
-        **({} if constraint is None else {_CONSTRAINTS[constraint.kind]: constraint.value}),
+        json_schema=constraint.get("json_schema"),
+        regex=constraint.get("regex"),
+        ebnf=constraint.get("grammar"),
+        structural_tag=constraint.get("structural_tag"),
     )
 
 

@@ -2,7 +2,7 @@
 //! column, of the others a tag; the later ones are longer.
 
 use crate::msgpack::{Error, Reader};
-use crate::protocol::{FinishReason, Load, Row, Tick};
+use crate::protocol::{Extra, FinishReason, Load, Row, StopReason, Tick};
 
 const TAG: &str = "BatchTokenIDOutSlim";
 
@@ -57,7 +57,7 @@ fn decode_head(reader: &mut Reader<'_>) -> Result<usize, Error> {
 }
 
 fn decode_columns(reader: &mut Reader<'_>, tick: &mut Tick) -> Result<(), Error> {
-    let Tick { rows, token_ids, logprobs, .. } = tick;
+    let Tick { rows, token_ids, logprobs, extras, .. } = tick;
     decode_ids(reader, rows).map_err(|error| error.in_field("rids"))?;
     column("output_ids", reader, rows, |reader, row| {
         let start = token_ids.len() as u32;
@@ -66,7 +66,7 @@ fn decode_columns(reader: &mut Reader<'_>, tick: &mut Tick) -> Result<(), Error>
         Ok(())
     })?;
     column("finished_reasons", reader, rows, |reader, row| {
-        row.finish = decode_finish(reader)?;
+        row.finish = decode_finish(reader, row, extras)?;
         Ok(())
     })?;
     column("prompt_tokens", reader, rows, |reader, row| {
@@ -108,21 +108,20 @@ fn decode_columns(reader: &mut Reader<'_>, tick: &mut Tick) -> Result<(), Error>
 fn decode_ids(reader: &mut Reader<'_>, rows: &mut Vec<Row>) -> Result<(), Error> {
     for index in 0..reader.array()? {
         let id = reader.str_range().map_err(|error| error.in_element(index))?;
-        rows.push(Row {
-            id: id.start as u32..id.end as u32,
-            tokens: 0..0,
-            logprobs: 0..0,
-            prompt_tokens: 0,
-            completion_tokens: 0,
-            cached_tokens: 0,
-            finish: None,
-        });
+        rows.push(Row { id: id.start as u32..id.end as u32, ..Row::default() });
     }
     Ok(())
 }
 
+/// What is after this in a finished reason is why the engine failed the request.
+const CAUSE: &[u8] = b"error: ";
+
 #[inline]
-fn decode_finish(reader: &mut Reader<'_>) -> Result<Option<FinishReason>, Error> {
+fn decode_finish(
+    reader: &mut Reader<'_>,
+    row: &mut Row,
+    extras: &mut Vec<Extra>,
+) -> Result<Option<FinishReason>, Error> {
     if reader.take_nil() {
         return Ok(None);
     }
@@ -131,19 +130,28 @@ fn decode_finish(reader: &mut Reader<'_>) -> Result<Option<FinishReason>, Error>
         b"stop" => Some(FinishReason::Stop),
         b"length" => Some(FinishReason::Length),
         b"abort" => Some(FinishReason::Abort),
-        _ => Some(FinishReason::Error),
+        other => {
+            if let Some(cause) = other.strip_prefix(CAUSE)
+                && std::str::from_utf8(cause).is_ok()
+            {
+                let end = reader.position() as u32;
+                let stop_reason = Some(StopReason::Text(end - cause.len() as u32..end));
+                extras.push(Extra { stop_reason, ..Extra::default() });
+                row.extra = extras.len() as u32;
+            }
+            Some(FinishReason::Error)
+        }
     })
 }
 
 fn decode_load(reader: &mut Reader<'_>, engine_index: u32) -> Result<Option<Load>, Error> {
-    let load = Load {
-        engine_index,
-        running: reader.field("num_running", Reader::u64)?,
-        waiting: reader.field("num_waiting", Reader::u64)?,
-        kv_active_pages: reader.field("kv_active_pages", Reader::u64)?,
-        kv_total_pages: reader.field("kv_total_pages", Reader::u64)?,
-    };
-    Ok((load.kv_total_pages != 0).then_some(load))
+    let running = reader.field("num_running", Reader::u64)?;
+    let waiting = reader.field("num_waiting", Reader::u64)?;
+    let active_pages = reader.field("kv_active_pages", Reader::u64)?;
+    let total_pages = reader.field("kv_total_pages", Reader::u64)?;
+    // No pages at all: the engine took no snapshot.
+    let load = || Load { engine_index, running, waiting, kv_usage: active_pages as f64 / total_pages as f64 };
+    Ok((total_pages != 0).then(load))
 }
 
 /// Reads one column, a value for each row.

@@ -1,15 +1,10 @@
-//! What is sent to TokenSpeed: generation requests and aborts.
+//! Generation requests.
 //!
 //! Values go on the wire as given; whoever builds a [`Request`] has normalised them.
 
 use crate::msgpack::{Error, Reader, Writer};
 use std::borrow::Cow;
 use std::fmt;
-
-/// The type byte of a generation request: the frame before its payload.
-pub const ADD: &[u8] = &[0];
-/// The type byte of an abort.
-pub const ABORT: &[u8] = &[1];
 
 const TAG: &str = "TokenizedGenerateReqInput";
 /// Elements of a tagged request, the tag among them, and how many of them must be there.
@@ -116,7 +111,7 @@ impl fmt::Display for ConstraintRefused {
 
 impl std::error::Error for ConstraintRefused {}
 
-/// The payload of an [`ADD`] message.
+/// The payload of an [`ADD`](crate::protocol::request::ADD) message.
 ///
 /// # Errors
 /// The request is constrained and `form` has no place for that.
@@ -130,13 +125,6 @@ pub fn encode_request(request: &Request<'_>, form: Form) -> Result<Vec<u8>, Cons
         }
     }
     Ok(writer.into_bytes())
-}
-
-/// The payload of an [`ABORT`] message.
-pub fn encode_abort<S: AsRef<str>>(rids: &[S]) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.strs(rids);
-    writer.into_bytes()
 }
 
 fn write_tagged(writer: &mut Writer, request: &Request<'_>) {
@@ -252,20 +240,6 @@ pub fn decode_request(payload: &[u8]) -> Result<(Request<'_>, Form), Error> {
     reader.skip(length - known)?;
     reader.finish()?;
     Ok((request, form))
-}
-
-/// Reads what [`encode_abort`] writes.
-///
-/// # Errors
-/// Not an array of strings.
-pub fn decode_abort(payload: &[u8]) -> Result<Vec<&str>, Error> {
-    let mut reader = Reader::new(payload);
-    let mut rids = Vec::new();
-    for index in 0..reader.array()? {
-        rids.push(reader.str().map_err(|error| error.in_element(index))?);
-    }
-    reader.finish()?;
-    Ok(rids)
 }
 
 fn read_tagged<'a>(reader: &mut Reader<'a>) -> Result<Request<'a>, Error> {

@@ -1,0 +1,16 @@
+//! The wire of vLLM's EngineCore.
+
+mod array;
+mod constraint;
+mod layout;
+mod output;
+mod request;
+mod sampling;
+
+pub use constraint::{Constraint, StructuredOutputs};
+pub use layout::{Layout, Selection, UnknownVersion, Version};
+pub use output::decode_output;
+pub use request::{
+    Argument, Request, START_DP_WAVE, UTILITY, decode_request, encode_request, encode_start_wave, encode_utility,
+};
+pub use sampling::Sampling;

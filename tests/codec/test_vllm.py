@@ -1,0 +1,160 @@
+"""vLLM's wire from Python: recordings of a live engine replayed, and requests as vLLM's own frontend writes them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from smg_fast._codec import (
+    Dispatcher,
+    Output,
+    Protocol,
+    ResponseFormat,
+    TextOptions,
+    TokenIds,
+    Tokenizer,
+    encode_vllm_request,
+)
+
+DATA = Path(__file__).parents[1] / "data"
+RECORDINGS = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / "vllm-0.32.0").glob("*.json"))}
+GENERATED = [name for name, recording in RECORDINGS.items() if recording.get("finish")]
+VERSIONS = list(json.loads((DATA / "vllm-layouts.json").read_text()))
+V0_32 = Protocol.vllm("0.32.0")
+
+
+def decoded(payload: bytes) -> Any:
+    return msgpack.unpackb(payload, strict_map_key=False)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_recording_ends_as_it_did(tokenizer: Tokenizer, name: str) -> None:
+    recording = RECORDINGS[name]
+    dispatcher = Dispatcher()
+    for request in recording["requests"]:
+        rid = request["request_id"]
+        sampling = decoded(base64.b64decode(request["frames"][1]))[3]
+        options = TextOptions(logprobs="logprobs" in sampling, stop_token_ids=sampling["stop_token_ids"])
+        dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], len(request["prompt_token_ids"]))
+    messages = [[base64.b64decode(frame) for frame in frames] for frames in recording["outputs"]]
+    outcome = dispatcher.feed(V0_32, messages)
+    assert outcome.refused == []
+    ended = {sink: (result, error) for sink, result, error in outcome.ended}
+    assert ended.keys() == recording["finish"].keys()
+    for rid, (reason, stop_reason) in recording["finish"].items():
+        result, error = ended[rid]
+        if reason == "error":
+            assert (result, error) == (None, "the engine failed the request")
+            continue
+        assert isinstance(result, list)
+        (output,) = result
+        assert isinstance(output, Output)
+        assert output.token_ids.tolist() == recording["token_ids"][rid]
+        assert (output.finish_reason, output.stop_reason) == (reason, stop_reason)
+        if output.logprobs is not None:
+            assert len(output.logprobs) == len(output.token_ids)
+            assert max(output.logprobs) < 0.0
+    assert {load.engine_index for load in outcome.loads} == {0}
+    assert all(0.0 <= load.kv_usage <= 1.0 for load in outcome.loads)
+
+
+def encoded(recorded: list[Any], protocol: Protocol = V0_32) -> list[bytes]:
+    """The request that a recorded one asks for."""
+    rid, prompt, _, sampling, *_ = recorded
+    outputs = sampling.get("structured_outputs") or {}
+    kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+    constraint = {kind: outputs[kind] for kind in kinds if outputs.get(kind) is not None}
+    taken = {"stop", "bad_words", "output_kind", "structured_outputs", "_eos_token_id", "_all_stop_token_ids"}
+    return encode_vllm_request(
+        protocol,
+        rid,
+        TokenIds(prompt),
+        **{"max_tokens": 16, **{key: value for key, value in sampling.items() if key not in taken}},
+        eos_token_id=sampling.get("_eos_token_id"),
+        all_stop_token_ids=sampling.get("_all_stop_token_ids", []),
+        backend=outputs.get("_backend"),
+        arrival_time=1.0,
+        **constraint,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, recording in RECORDINGS.items() if "requests" in recording])
+def test_a_request_is_what_vllms_own_frontend_sent(name: str) -> None:
+    for request in RECORDINGS[name]["requests"]:
+        kind, payload = (base64.b64decode(frame) for frame in request["frames"])
+        frames = encoded(decoded(payload))
+        assert frames[0] == kind
+        assert decoded(frames[1]) == decoded(payload)
+
+
+def test_what_no_recording_asks_for() -> None:
+    _, payload = encode_vllm_request(
+        V0_32,
+        "r",
+        TokenIds([1, 2]),
+        max_tokens=5,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=-1.0,
+        frequency_penalty=1.5,
+        repetition_penalty=1.1,
+        allowed_token_ids=[3, 4],
+        bad_words_token_ids=[[5], [6, 7]],
+        structural_tag="{}",
+        disable_any_whitespace=True,
+        whitespace_pattern=" ",
+        cache_salt="salt",
+        data_parallel_rank=1,
+        client_index=2,
+        current_wave=3,
+        priority=-4,
+    )
+    request = decoded(payload)
+    sampling = request[3]
+    expected: dict[str, Any] = {
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": -1.0,
+        "frequency_penalty": 1.5,
+    }
+    expected |= {"repetition_penalty": 1.1, "allowed_token_ids": [3, 4], "_bad_words_token_ids": [[5], [6, 7]]}
+    assert {key: sampling[key] for key in expected} == expected
+    outputs = sampling["structured_outputs"]
+    assert (outputs["structural_tag"], outputs["disable_any_whitespace"]) == ("{}", True)
+    assert (outputs["whitespace_pattern"], outputs["_backend"]) == (" ", None)
+    assert [request[place] for place in (7, 8, 11, 12, 13)] == ["salt", 1, 2, 3, -4]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_request_has_the_length_of_its_version(version: str) -> None:
+    layouts = json.loads((DATA / "vllm-layouts.json").read_text())
+    _, payload = encode_vllm_request(Protocol.vllm(version), "r", TokenIds([1]), max_tokens=1)
+    assert len(decoded(payload)) == len(layouts[version]["EngineCoreRequest"])
+
+
+def test_versions() -> None:
+    assert Protocol.vllm("0.32.0+cpu") == V0_32 != Protocol.tokenspeed()
+    assert hash(Protocol.vllm("0.32.5")) == hash(V0_32)
+    assert (V0_32.warning, Protocol.tokenspeed().warning) == (None, None)
+    newer = Protocol.vllm("0.99.0")
+    assert newer == Protocol.vllm("0.33.0")
+    assert newer.warning is not None
+    assert "0.99.0 is newer than 0.33.0" in newer.warning
+    with pytest.raises(ValueError, match=r"0\.11\.0 is older than 0\.12\.0"):
+        Protocol.vllm("0.11.0")
+    with pytest.raises(ValueError, match="not a version"):
+        Protocol.vllm("main")
+
+
+def test_misuse_is_refused() -> None:
+    with pytest.raises(ValueError, match="one constraint"):
+        encode_vllm_request(V0_32, "r", TokenIds([1]), max_tokens=1, regex="a", choice=["a"])
+    with pytest.raises(ValueError, match="not vLLM's"):
+        encode_vllm_request(Protocol.tokenspeed(), "r", TokenIds([1]), max_tokens=1)
