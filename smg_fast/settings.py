@@ -44,7 +44,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             title="PATH",
-            description="The model: a directory (tokenizer, chat template, configuration), or a GGUF file with all this",
+            description="The model's directory, with tokenizer, chat template and configuration, or its GGUF file",
         ),
     ]
     served_model_name: Annotated[

@@ -118,7 +118,12 @@ def _free_port() -> int:
 
 def _ready_text(url: str, model: str) -> str:
     body = msgspec.json.encode(
-        {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello, who are you?"}]}
+        {
+            "model": model,
+            "stream": True,
+            "temperature": 0.2,
+            "messages": [{"role": "user", "content": "Hello, who are you?"}],
+        }
     ).decode()
     return (
         f"smg-fast is ready at {url}/v1 with model {model!r}; Ctrl-C stops it. Try:\n"

@@ -24,6 +24,26 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(msgspec.Struct, frozen=True):
+    schema: dict[str, Any]
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's: one of them."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     """What chats and completions have in common."""
 
@@ -47,6 +67,17 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    # At most one of these: what the answer must be. See ``constraints``.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     # A label of the client's own, with no effect here.
     user: str | None = None
 
@@ -56,13 +87,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     custom_logit_processor: Any = None
     data_parallel_rank: Any = None
     early_stopping: Any = None
-    ebnf: Any = None
     echo: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    json_schema: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logit_bias: Any = None
@@ -71,8 +96,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     no_stop_trim: Any = None
     priority: Any = None
     prompt_logprobs: Any = None
-    regex: Any = None
-    response_format: Any = None
     return_hidden_states: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
@@ -80,8 +103,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     session_params: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    structural_tag: Any = None
-    structured_outputs: Any = None
     thinking_token_budget: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
@@ -150,7 +171,6 @@ _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "no_stop_trim": (False,),
     "parallel_tool_calls": (True, False),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
     "return_hidden_states": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

@@ -13,6 +13,7 @@ import msgspec
 
 from .._codec import TokenIds
 from ..engines import Capabilities, SamplingParams
+from .constraints import check_constraint, constraint_of
 from .errors import invalid
 from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, asked_in_vain
 
@@ -97,6 +98,7 @@ def check(request: ChatCompletionRequest | CompletionRequest, capabilities: Capa
     _check_stream_options(request)
     _check_logprobs(request, capabilities)
     _check_max_tokens(request, limits)
+    check_constraint(request, capabilities)
 
 
 def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
@@ -152,6 +154,7 @@ def sampling_params(
         seed=request.seed,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=wants_logprobs(request),
+        constraint=constraint_of(request),
         **given,
     )
 

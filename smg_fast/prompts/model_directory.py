@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from .errors import ModelDirectoryError
+from .gguf import unpack
 
 SPECIAL_TOKENS = (
     "bos_token",
@@ -95,18 +96,22 @@ class ModelDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> ModelDirectory:
-        """Read a directory.
+        """Read a directory, or the one that a GGUF file unpacks to.
 
         ``tokenizer.json`` must be there (it is not opened); of the others nothing is known where they are missing.
 
         Raises
         ------
         ModelDirectoryError
-            Not a directory, no tokenizer, or a file that does not hold what it should; the message names the file.
+            Neither of them, no tokenizer, or a file that does not hold what it should; the message names the file.
         """
         root = Path(path)
-        if not root.is_dir():
-            raise ModelDirectoryError(f"{root}: not a directory (models are read from local directories only)")
+        if root.is_file():
+            root = unpack(root)
+        elif not root.is_dir():
+            raise ModelDirectoryError(
+                f"{root}: not a directory, nor a GGUF file (models are read from local files only)"
+            )
         tokenizer_file = root / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise ModelDirectoryError(f"{tokenizer_file}: no such file")

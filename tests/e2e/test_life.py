@@ -62,11 +62,44 @@ async def test_two_hundred_chats_while_a_tenth_vanish(gateway: GatewayProcess, e
 def test_a_client_that_leaves_frees_its_engine(client: openai.OpenAI, engine_process: EngineProcess) -> None:
     before = engine_process.counters()["aborts"]
     with client.chat.completions.create(
-        model="model", messages=message("go on"), max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        model="model", messages=message("go on"), max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
     eventually(lambda: engine_process.counters()["live"] == 0, within=5)
     assert engine_process.counters()["aborts"] == before + 1
+
+
+async def test_more_chats_than_an_engine_has_room_for_all_end(
+    gateway: GatewayProcess, engine_process: EngineProcess
+) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(model="model", messages=message(f"Number {number}?"), max_tokens=16)
+                for number in range(16)
+            )
+        )
+    assert all(answer.choices[0].message.content for answer in answers)
+    assert all(answer.choices[0].finish_reason in ("stop", "length") for answer in answers)
+    assert gateway.in_flight() == 0
+
+
+def test_clients_that_leave_make_room(client: openai.OpenAI, gateway: GatewayProcess) -> None:
+    """What they asked for would take the engine much longer than the one who stays has to wait."""
+    streams = [
+        client.chat.completions.create(
+            model="model", messages=message("go on"), max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        for _ in range(4)
+    ]
+    for stream in streams:
+        next(iter(stream))
+        stream.close()
+    start = time.monotonic()
+    answer = client.chat.completions.create(model="model", messages=message("hello"), max_tokens=2)
+    assert answer.choices[0].message.content
+    assert time.monotonic() - start < 5
+    eventually(lambda: gateway.in_flight() == 0, within=5)
 
 
 def test_a_killed_engine_ends_every_request_and_its_successor_serves(engine: Engine, tmp_path: Path) -> None:
@@ -97,7 +130,7 @@ async def killed_under_load(endpoint: str, process: EngineProcess) -> None:
 
         async def streamed() -> None:
             stream = await client.chat.completions.create(
-                model="model", messages=message("go on"), max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+                model="model", messages=message("go on"), max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
             )
             async for event in stream:
                 if event.choices[0].delta.content:
@@ -105,7 +138,7 @@ async def killed_under_load(endpoint: str, process: EngineProcess) -> None:
 
         async def whole() -> None:
             await client.chat.completions.create(
-                model="model", messages=message("go on"), max_tokens=4000, extra_body={"ignore_eos": True}
+                model="model", messages=message("go on"), max_tokens=1000, extra_body={"ignore_eos": True}
             )
 
         tasks = [asyncio.create_task(make()) for make in (streamed, whole) for _ in range(8)]

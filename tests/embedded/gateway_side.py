@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 10.0  # seconds until a test gives up on an event
+PATIENCE = 60.0  # seconds until a test gives up on an event
 ENGINE_DEAD = b"ENGINE_CORE_DEAD"
 
 SAMPLING = (

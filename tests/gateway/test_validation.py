@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from smg_fast._codec import TokenIds
-from smg_fast.engines import SamplingParams, family
+from smg_fast.engines import Constraint, SamplingParams, TokenSpeed, family
 from smg_fast.gateway.errors import ApiError
 from smg_fast.gateway.requests import ChatCompletionRequest, CompletionRequest, decode
 from smg_fast.gateway.validation import (
@@ -235,16 +235,6 @@ COMPLETION_ONLY = {"suffix": ("", "end"), "prompt_embeds": (None, "x")}
 BOTH = {
     "echo": (False, True),
     "logit_bias": ({}, {"5": -100}),
-    "response_format": ({"type": "text"}, {"type": "json_object"}),
-    "structured_outputs": (None, {"regex": "a"}),
-    "guided_json": (None, {"type": "object"}),
-    "guided_regex": (None, "a"),
-    "guided_choice": (None, ["a"]),
-    "guided_grammar": (None, "root ::= x"),
-    "regex": (None, "a"),
-    "ebnf": (None, "root ::= x"),
-    "json_schema": (None, "{}"),
-    "structural_tag": (None, "{}"),
     "prompt_logprobs": (None, 0),
     "use_beam_search": (False, True),
     "allowed_token_ids": (None, [1]),
@@ -271,6 +261,77 @@ def test_what_cannot_be_honoured_is_refused_when_it_is_asked_for(model: Any, par
             sampling(model(**{name: something}))
         assert (caught.value.status, caught.value.detail.param) == (400, name)
         assert name in caught.value.detail.message
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+CONSTRAINTS: list[tuple[dict[str, Any], Constraint]] = [
+    ({"response_format": {"type": "json_object"}}, Constraint("json_schema", '{"type":"object"}')),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
+        Constraint("json_schema", SCHEMA_TEXT),
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", SCHEMA_TEXT)),
+    ({"structured_outputs": {"json": SCHEMA_TEXT}}, Constraint("json_schema", SCHEMA_TEXT)),
+    ({"structured_outputs": {"json_object": True}}, Constraint("json_schema", '{"type":"object"}')),
+    ({"structured_outputs": {"regex": "a|b"}}, Constraint("regex", "a|b")),
+    ({"structured_outputs": {"choice": ["a.b", "c"]}}, Constraint("regex", r"a\.b|c")),
+    ({"structured_outputs": {"grammar": 'root ::= "x"'}}, Constraint("grammar", 'root ::= "x"')),
+    ({"structured_outputs": {"structural_tag": {"a": 1}}}, Constraint("structural_tag", '{"a":1}')),
+    ({"guided_json": SCHEMA}, Constraint("json_schema", SCHEMA_TEXT)),
+    ({"guided_regex": "a"}, Constraint("regex", "a")),
+    ({"guided_choice": ["yes", "no"]}, Constraint("regex", "yes|no")),
+    ({"guided_grammar": 'root ::= "x"'}, Constraint("grammar", 'root ::= "x"')),
+    ({"json_schema": SCHEMA_TEXT}, Constraint("json_schema", SCHEMA_TEXT)),
+    ({"regex": "a"}, Constraint("regex", "a")),
+    ({"ebnf": 'root ::= "x"'}, Constraint("grammar", 'root ::= "x"')),
+    ({"structural_tag": "{}"}, Constraint("structural_tag", "{}")),
+]
+
+
+@pytest.mark.parametrize("model", [chat, completion])
+@pytest.mark.parametrize(("body", "expected"), CONSTRAINTS, ids=[str(body) for body, _ in CONSTRAINTS])
+def test_a_constraint_has_many_names(model: Any, body: dict[str, Any], expected: Constraint) -> None:
+    assert sampling(model(**body)).constraint == expected
+
+
+def test_no_constraint_is_none() -> None:
+    for body in ({}, {"response_format": {"type": "text"}}, {"structured_outputs": {"json_object": False}}):
+        assert sampling(chat(**body)).constraint is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "no"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ],
+    ids=str,
+)
+def test_a_wrong_constraint_is_refused(body: dict[str, Any], param: str) -> None:
+    assert refused(**body).detail.param == param
+
+
+def test_a_constraint_that_the_engine_does_not_have_is_refused() -> None:
+    request = chat(response_format={"type": "json_object"})
+    with pytest.raises(ApiError) as caught:
+        check(request, TokenSpeed(form="tuple").capabilities, LIMITS)
+    assert (caught.value.status, caught.value.detail.param) == (400, "response_format")
 
 
 def test_labels_and_unknown_names_have_no_effect() -> None:

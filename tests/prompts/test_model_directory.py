@@ -207,7 +207,7 @@ def test_additional_template_files(tmp_path: Path) -> None:
 
 def test_what_is_no_directory_is_no_model(tmp_path: Path) -> None:
     for path in ("Qwen/Qwen3-0.6B", str(tmp_path / "missing"), __file__):
-        with pytest.raises(ModelDirectoryError, match="not a directory"):
+        with pytest.raises(ModelDirectoryError, match=r"not a (directory|GGUF file)"):
             ModelDirectory.load(path)
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 # llama.cpp hands a grammar that begins so to llguidance; any other it reads itself, as GBNF.
 _LARK = "%llguidance {}\n"
 
+# Of JSON: on one line. Where it may have any blanks, small models go on with them for ever.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 
 class UnsupportedError(ValueError):
     """A request that this engine cannot honour. The text tells why."""
@@ -42,12 +45,15 @@ def grammar_for(sampling: Sampling) -> str | None:
     raise UnsupportedError("structural_tag: llama.cpp has nothing like it")
 
 
-def _compact(schema: str) -> str:
-    """On one line, as it must be inside a grammar."""
+def _compact(text: str) -> str:
+    """A schema on one line, as it must be inside a grammar."""
     try:
-        return json.dumps(json.loads(schema))
+        schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnsupportedError(f"json_schema: not JSON: {error}") from None
+    if isinstance(schema, dict):
+        schema.setdefault("x-guidance", _LAYOUT)
+    return json.dumps(schema)
 
 
 def _checked(name: str, grammar: str) -> str:

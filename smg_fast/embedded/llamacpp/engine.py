@@ -127,7 +127,7 @@ class _Engine:
             self._waiting[request.rid] = Generation(request, self._options.context)
         except UnsupportedError as error:
             _log.warning("request %s refused: %s", request.rid, error)
-            self._notices.append(TickRow(request.rid, [], "error", len(request.prompt_ids), 0))
+            self._notices.append(TickRow(request.rid, [], "error", len(request.prompt_ids), 0, error=str(error)))
 
     def _abort(self, rids: Iterable[str]) -> None:
         for rid in rids:
@@ -146,8 +146,8 @@ class _Engine:
             rows.append(row)
             if row.finish:
                 self._leaving.append(self._running.pop(rid))
-                if generation.error is not None:
-                    _log.warning("request %s failed: %s", rid, generation.error)
+                if row.error:
+                    _log.warning("request %s failed: %s", rid, row.error)
         self._leaving = [generation for generation in self._leaving if not generation.over]
         while self._waiting and len(self._running) + len(self._leaving) < self._options.slots:
             rid = next(iter(self._waiting))

@@ -36,9 +36,16 @@ class _Piece(msgspec.Struct):
     def settled(self) -> bool:
         return all(score.done() for score in self.scores)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why a score will never come, once all is settled."""
+        return next(filter(None, (score.exception() for score in self.scores)), None)
+
 
 class Generation:
-    """A request, from the moment it has a slot. Its owner calls ``advance`` when there is news.
+    """A request, and what has become of it. Once it has been given a slot, ``advance`` is to be called at any news.
+
+    Several calls of llama.cpp's may follow upon each other for it: the next one goes on where the last one ended.
 
     Raises
     ------
@@ -53,6 +60,8 @@ class Generation:
             raise UnsupportedError(f"a prompt of {len(request.prompt_ids)} tokens where 1 to {context - 1} fit")
         if sampling.n != 1:
             raise UnsupportedError(f"n = {sampling.n}")
+        if sampling.max_new_tokens is not None and sampling.max_new_tokens < 1:
+            raise UnsupportedError(f"max_new_tokens = {sampling.max_new_tokens}")
         if request.top_logprobs or request.prompt_logprobs:
             raise UnsupportedError("logprobs other than the sampled token's")
         self._grammar = grammar_for(sampling)
@@ -73,8 +82,7 @@ class Generation:
         self._pieces: deque[_Piece] = deque()
         self._finish: FinishReason = ""
         self._told = False
-        self.error: str | None = None
-        """Why it finished with an error."""
+        self._error = ""
 
     @property
     def over(self) -> bool:
@@ -202,7 +210,7 @@ class Generation:
             self._fail("llama.cpp ended it without a reason")
 
     def _fail(self, reason: str) -> None:
-        self.error = reason
+        self._error = reason
         self._finish = "error"
         self._call.cancel()
 
@@ -211,6 +219,10 @@ class Generation:
         logprobs: list[float] = []
         while self._pieces and self._pieces[0].settled:
             piece = self._pieces.popleft()
+            if failure := piece.failure:
+                self._pieces.clear()
+                self._fail(f"llama.cpp does not tell a logprob: {failure}")
+                break
             ids += piece.token_ids
             logprobs += [*(score.result() for score in piece.scores), *piece.logprobs]
         finish: FinishReason = "" if self._pieces else self._finish
@@ -218,4 +230,6 @@ class Generation:
             return None
         self._told = bool(finish)
         said = len(self.said) - sum(len(piece.token_ids) for piece in self._pieces)
-        return TickRow(self.request.rid, ids, finish, len(self.request.prompt_ids), said, self._cached, logprobs)
+        prompt_tokens = len(self.request.prompt_ids)
+        error = self._error if finish else ""
+        return TickRow(self.request.rid, ids, finish, prompt_tokens, said, self._cached, logprobs, error)

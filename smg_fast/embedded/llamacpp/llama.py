@@ -236,6 +236,8 @@ def _load(options: LlamaOptions) -> Any:
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = options.threads
     parameters.fit_params = False
     parameters.warmup = False
+    # Else gigabytes of old prompts are kept beside the slots, each of which keeps its last.
+    parameters.cache_ram_mib = 0
     parameters.verbosity = _ERRORS_ONLY
     # It also listens on a port, which nobody shall use.
     parameters.api_keys = [secrets.token_hex(32)]

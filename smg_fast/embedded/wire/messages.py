@@ -94,6 +94,8 @@ class TickRow(msgspec.Struct, gc=False):
     cached_tokens: int = 0
     logprobs: Sequence[float] = ()
     """Natural logarithms, one per token of this tick; empty where not asked for."""
+    error: str = ""
+    """Why, for a ``finish`` of ``"error"``."""
 
 
 class Load(msgspec.Struct, frozen=True):

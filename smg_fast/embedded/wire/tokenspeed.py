@@ -147,7 +147,7 @@ class TokenSpeed(msgspec.Struct, frozen=True):
         columns: list[object] = [
             [row.rid for row in rows],
             [row.token_ids for row in rows],
-            [row.finish for row in rows],
+            [_finished_reason(row) for row in rows],
             [row.prompt_tokens for row in rows],
             [row.completion_tokens for row in rows],
             [row.cached_tokens for row in rows],
@@ -158,6 +158,11 @@ class TokenSpeed(msgspec.Struct, frozen=True):
             return [_pack(columns)]
         trailer = [engine_index, load.running, load.waiting, load.kv_active_pages, load.kv_total_pages, _FUTURE]
         return [_pack([OUTPUT_TAG, *columns, *trailer][: _ELEMENTS[self.revision]])]
+
+
+def _finished_reason(row: TickRow) -> str:
+    # The column has no word for a cause. A gateway takes what it does not know for an error, so there is room for it.
+    return f"{row.finish}: {row.error}" if row.error else row.finish
 
 
 def _pack(message: object) -> bytes:
