@@ -52,6 +52,8 @@ class TokenIds:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def tolist(self) -> list[int]: ...
+    def max(self) -> int | None:
+        """The highest id; ``None`` for an empty column."""
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
@@ -84,6 +86,9 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Ids known to the tokenizer, added tokens included: the highest id plus one."""
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token, as the vocabulary spells it: a token never stands for more of a text."""
 
 @final
 class Detokenizer:

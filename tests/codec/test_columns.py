@@ -23,6 +23,7 @@ def test_token_ids_are_a_sequence() -> None:
     assert column == TokenIds(iter((1, 2, 2**32 - 1)))
     assert hash(column) == hash(TokenIds(column))
     assert column != TokenIds()
+    assert (column.max(), TokenIds().max()) == (2**32 - 1, None)
     for index in (3, -4):
         with pytest.raises(IndexError):
             column[index]

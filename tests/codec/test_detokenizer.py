@@ -178,9 +178,15 @@ def test_a_run_of_byte_tokens_is_settled_by_its_end(tmp_path: Path) -> None:
     assert detokenizer.push([a]) == "日a"
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 300), max_size=400))
-def test_a_sequence_that_never_settles_stays_whole(tmp_path_factory: pytest.TempPathFactory, ids: list[int]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=100), st.binary(max_size=3), st.booleans())
+def test_a_long_run_of_byte_tokens_is_one(
+    tmp_path_factory: pytest.TempPathFactory, characters: list[int], rest: bytes, goes_on: bool
+) -> None:
+    """However long, and whether it is text or turns out not to be, as where ``max_tokens`` cuts a character."""
     tokenizer = tokenizer_with(tmp_path_factory.mktemp("t"), LLAMA, [*BYTE_TOKENS, *WORDS])
-    valid = "".join(chr(0x4E00 + id) for id in ids).encode()
-    assert streamed(tokenizer, list(valid), [1] * len(valid), skip=True) == valid.decode()
+    run = "".join(chr(0x4E00 + character) for character in characters).encode() + rest
+    word = tokenizer.token_to_id("\u2581the")
+    assert word is not None
+    ids = [*run, *([word, *run, word] if goes_on else [])]
+    assert streamed(tokenizer, ids, [1] * len(ids), skip=True) == tokenizer.decode(ids)

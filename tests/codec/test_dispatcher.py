@@ -370,6 +370,15 @@ def test_a_response_that_ends_while_paused_ends_whole(client: Client) -> None:
     assert finishes == ["stop", "stop"]
 
 
+def test_a_slow_reader_has_its_backlog_before_the_error(client: Client) -> None:
+    key = client.open(CHAT, ["r"])
+    client.dispatcher.pause(key)
+    client.feed(tick(Row("r", ids(client, "all that came"))))
+    client.take(client.dispatcher.fail(["r"], "the engine is gone"))
+    assert client.text() == "all that came"
+    assert client.error == "the engine is gone"
+
+
 @pytest.mark.parametrize("rids", [[], ["a", "a"], ["taken"]])
 def test_impossible_request_ids_are_refused_and_leave_nothing(client: Client, rids: list[str]) -> None:
     client.open(CHAT, ["taken"])

@@ -102,8 +102,11 @@ impl Window {
             return;
         }
         self.ids.push(id);
+        if tokenizer.continues_a_run(id) {
+            return;
+        }
         let unsettled = self.ids.len() - self.context;
-        if (unsettled < PATIENCE && !tokenizer.continues_a_run(id)) || unsettled.is_multiple_of(PATIENCE) {
+        if unsettled < PATIENCE || unsettled.is_multiple_of(PATIENCE) {
             self.settle(tokenizer, text, false);
         }
     }
@@ -114,7 +117,13 @@ impl Window {
         }
         // Ids that the decoder fails on have no text of their own; they wait for others to give them one.
         let Ok(all) = tokenizer.decode(&self.ids, false) else { return };
-        let Some(new) = all.strip_prefix(self.context_text.as_str()) else { return };
+        let Some(new) = all.strip_prefix(self.context_text.as_str()) else {
+            // The decoder has taken back what it gave before. That is out: go on with what came since.
+            self.ids.drain(..self.context);
+            self.context = 0;
+            self.context_text.clear();
+            return self.settle(tokenizer, text, at_end);
+        };
         // U+FFFD at the end may be a character whose other bytes are to come.
         if new.is_empty() || (new.ends_with(REPLACEMENT) && !at_end) {
             return;

@@ -35,6 +35,7 @@ pub struct Tokenizer {
     /// A visible token to decode others after, so that decoders which treat the first token of a sequence differently do not.
     context: Option<(u32, String)>,
     byte_fallback: bool,
+    max_token_bytes: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +102,8 @@ impl Tokenizer {
             Some(decoder) if is_byte_level(decoder) => Some(byte_table(&inner, size)?),
             _ => None,
         };
-        let mut tokenizer = Self { inner, kinds, bytes, context: None, byte_fallback };
+        let max_token_bytes = vocabulary.keys().map(String::len).max().unwrap_or(0);
+        let mut tokenizer = Self { inner, kinds, bytes, context: None, byte_fallback, max_token_bytes };
         tokenizer.context = tokenizer.find_context();
         Ok(tokenizer)
     }
@@ -110,6 +112,12 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.kinds.len()
+    }
+
+    /// Bytes of the longest token, as the vocabulary spells it. A text of `n` bytes has `n` divided by it tokens at least.
+    #[must_use]
+    pub fn max_token_bytes(&self) -> usize {
+        self.max_token_bytes
     }
 
     /// Id of a token, by its exact content.

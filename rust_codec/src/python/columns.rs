@@ -95,6 +95,10 @@ impl TokenIds {
         PyList::new(py, &self.ids)
     }
 
+    fn max(&self) -> Option<u32> {
+        self.ids.iter().copied().max()
+    }
+
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         array_interface(py, "u4", self.ids.as_ptr().addr(), self.ids.len())

@@ -54,6 +54,11 @@ impl Tokenizer {
     fn vocab_size(&self) -> usize {
         self.inner.vocab_size()
     }
+
+    #[getter]
+    fn max_token_bytes(&self) -> usize {
+        self.inner.max_token_bytes()
+    }
 }
 
 #[pyclass(frozen, module = "smg_fast._codec")]

@@ -195,13 +195,6 @@ pub fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// Append a chunk of HTTP/1.1's chunked transfer coding. `data` must not be empty: that would end the body.
-pub fn write_http_chunk(out: &mut Vec<u8>, data: &[u8]) {
-    out.extend_from_slice(&http_chunk_head(data.len()));
-    out.extend_from_slice(data);
-    out.extend_from_slice(HTTP_CHUNK_TAIL);
-}
-
 /// What follows the data of an HTTP/1.1 chunk.
 pub const HTTP_CHUNK_TAIL: &[u8] = b"\r\n";
 
