@@ -58,6 +58,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="Where the engine dials in [default: 127.0.0.1, on a port that follows from PATH]",
         ),
     ] = None
+    request_form: Annotated[
+        Literal["tagged", "tuple"],
+        Meta(description="Revision of TokenSpeed's wire that requests are written in: tuple is the first one"),
+    ] = "tagged"
     chat_template: Annotated[
         str | None, Meta(title="FILE", description="Jinja2 chat template to use instead of the model's own")
     ] = None

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from aiohttp import web
 
+from ..prompts.encoder import PromptThreads
 from ..settings import GatewaySettings, WorkerSettings
 from ..transport import BindError
 from ..workers import Registry, Worker, WorkerSpec
@@ -40,7 +40,7 @@ class GatewayServer:
         Raises ``StartError`` for an unknown runtime, an address that is none, a model that cannot be used.
         """
         self._settings = settings
-        self._threads = ThreadPoolExecutor(thread_name_prefix="encode")
+        self._threads = PromptThreads.start()
         try:
             self._workers = [Worker(_spec(worker)) for worker in workers]
             models = _load_models(workers, self._workers, self._threads)
@@ -111,7 +111,7 @@ class GatewayServer:
     async def _close(self) -> None:
         await self.gateway.registry.close()
         await self._runner.cleanup()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
 
 
 def _spec(worker: WorkerSettings) -> WorkerSpec:
@@ -121,13 +121,14 @@ def _spec(worker: WorkerSettings) -> WorkerSpec:
         model=Path(worker.model),
         served_model_names=worker.served_model_name,
         handshake_address=worker.handshake_address,
+        request_form=worker.request_form,
         engine_count=worker.engine_count,
         silence_timeout=worker.silence_timeout,
     )
 
 
 def _load_models(
-    settings: Sequence[WorkerSettings], workers: Sequence[Worker], threads: Executor
+    settings: Sequence[WorkerSettings], workers: Sequence[Worker], threads: PromptThreads
 ) -> dict[str, ServedModel]:
     """By every name. Raises ``ValueError``: a model that cannot be used, or a name of two."""
     models: dict[str, ServedModel] = {}

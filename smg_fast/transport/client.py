@@ -76,7 +76,7 @@ class EngineClient:
         count = len(self.engines)
         self._handshake = HandshakeListener(sockets.handshake, self.addresses, count, self._on_hello)
         self._monitor = ConnectionMonitor(sockets.monitor, self._on_disconnect)
-        self._input = RegistrationListener(sockets.input, count, self._handshake, self._monitor, self._on_registration)
+        self._input = RegistrationListener(sockets.input, count, self._monitor, self._on_registration)
         self._outbox = Outbox(sockets.input, self.family.encode_abort, self._on_unreachable, self._input.check)
         self._output = SocketReader(sockets.output, self._on_output)
         self._silence = SilenceWatch(self.engines, self._silence_timeout, self._on_silence)
@@ -255,15 +255,12 @@ class EngineClient:
             self._abort(outcome.aborts)
         for rid in outcome.finished:
             self._release(rid)
-        for load in outcome.loads:
-            if load.engine_index < len(self.engines):
-                self.engines[load.engine_index].load = load
         senders = self._senders(messages)
         now = self._loop.time()
         for engine in senders:
             engine.heard = now
             engine.refusals = 0 if len(outcome.refused) < len(messages) else engine.refusals + len(messages)
-            if engine.state is EngineState.SILENT:
+            if engine.state is EngineState.SILENT and engine.reachable:
                 self._set_state(engine, EngineState.READY)
         if outcome.refused:
             self._on_refused(senders, outcome.refused)
@@ -322,19 +319,17 @@ class EngineClient:
 
     # --- liveness ---
 
-    def _on_hello(self, index: int, connection: int) -> None:
+    def _on_hello(self, index: int) -> None:
         engine = self.engines[index]
-        if engine.reachable and connection == engine.hello:
-            return  # said twice: it was impatient, and has its answer by now
-        engine.hello = connection
-        if engine.reachable:
-            self._lose(engine, "has restarted")
-        self._set_state(engine, EngineState.STARTING)
+        self._monitor.drain()
+        # Any user of the host can say it. Of an engine that is connected, only a registration tells that it has
+        # restarted: that takes a directory which is this user's alone.
+        if not engine.reachable:
+            self._set_state(engine, EngineState.STARTING)
 
     def _on_registration(self, registration: Registration) -> None:
         engine = self.engines[registration.index]
-        if engine.reachable:
-            self._lose(engine, "has restarted")
+        self._disconnect(engine, "has restarted")
         engine.ready_response = registration.response
         engine.connection, engine.peer = registration.connection, registration.peer
         engine.refusals = 0
@@ -343,21 +338,27 @@ class EngineClient:
     def _on_disconnect(self, connection: int) -> None:
         engine = self._group.at_connection(connection)
         if engine is not None:
-            self._lose(engine, "has disconnected")
+            self._disconnect(engine, "has disconnected")
 
     def _on_unreachable(self, engine: Engine) -> None:
-        if engine.reachable:
-            self._lose(engine, "cannot be reached")
+        self._disconnect(engine, "cannot be reached")
 
     def _on_silence(self, engine: Engine) -> None:
         self._lose(engine, f"has said nothing for {self._silence_timeout:g} s", EngineState.SILENT)
 
+    def _disconnect(self, engine: Engine, reason: str) -> None:
+        """Nothing reaches the engine any more. What it has sent before counts, be it a death notice."""
+        if not engine.reachable:
+            return
+        engine.connection = None
+        self._outbox.forget(engine)
+        self._output.drain()
+        if engine.serving:
+            self._lose(engine, reason)
+
     def _lose(self, engine: Engine, reason: str, state: EngineState = EngineState.LOST) -> None:
-        """Fail everything the engine has in flight, and nothing else."""
+        """Fail everything the engine has in flight, and nothing else; it is told if it is still connected."""
         self._set_state(engine, state, reason)
-        if state is EngineState.LOST:
-            engine.load = None
-            self._outbox.forget(engine)
         rids = [rid for rid, flown in self._flights.items() if flown is engine]
         self._fail(rids, EngineUnavailable, f"engine {engine.index} {reason}")
 

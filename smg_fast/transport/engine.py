@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence, Set
 
-from .._codec import Load, ReadyResponse
+from .._codec import ReadyResponse
 
 
 class EngineState(enum.Enum):
@@ -30,14 +30,10 @@ class Engine:
         The reason completes a sentence that begins with "engine 0".
     in_flight : int
         Generations it works on for this gateway.
-    load : Load or None
-        Its own last account.
     heard : float
         Loop time, in seconds, since which it owes an answer if it has anything in flight.
-    connection, peer : int, str
-        Connection it registered on, and the process at its other end.
-    hello : int
-        Connection of its last HELLO.
+    connection, peer : int or None, str
+        Connection it registered on, while that is open, and the process at its other end.
     refusals : int
         Messages in a row, up to its last, that could not be read.
     """
@@ -45,11 +41,9 @@ class Engine:
     __slots__ = (
         "connection",
         "heard",
-        "hello",
         "identity",
         "in_flight",
         "index",
-        "load",
         "peer",
         "ready_response",
         "reason",
@@ -63,11 +57,9 @@ class Engine:
         self.state = EngineState.ABSENT
         self.reason = EngineState.ABSENT.value
         self.in_flight = 0
-        self.load: Load | None = None
         self.ready_response: ReadyResponse | None = None
         self.heard = 0.0
-        self.connection = -1
-        self.hello = -1
+        self.connection: int | None = None
         self.peer = ""
         self.refusals = 0
 
@@ -77,7 +69,12 @@ class Engine:
 
     @property
     def reachable(self) -> bool:
-        """Whether there is a point in telling it to stop something."""
+        """Whether it can be told to stop something. It may be lost all the same, for what it has said."""
+        return self.connection is not None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may have anything in flight."""
         return self.state in (EngineState.READY, EngineState.SILENT)
 
     def __repr__(self) -> str:
@@ -113,8 +110,8 @@ class EngineGroup:
         return bool(silent) and not any(engine.in_flight for engine in silent)
 
     def at_connection(self, connection: int) -> Engine | None:
-        """The reachable engine that registered on a connection."""
-        return next((engine for engine in self.engines if engine.reachable and engine.connection == connection), None)
+        """The engine that registered on a connection."""
+        return next((engine for engine in self.engines if engine.connection == connection), None)
 
     def of_peers(self, peers: Set[str]) -> Sequence[Engine]:
         """Engines that registered from these processes; all, if a process is none of theirs."""

@@ -9,7 +9,6 @@ import zmq
 
 from .._codec import CodecError, decode_handshake, encode_init
 from .addresses import WorkerAddresses
-from .monitor import connection_of
 from .reader import Message, SocketReader
 
 logger = logging.getLogger(__name__)
@@ -28,18 +27,14 @@ class HandshakeListener:
         socket: zmq.Socket[bytes],
         addresses: WorkerAddresses,
         engine_count: int,
-        on_hello: Callable[[int, int], None],
+        on_hello: Callable[[int], None],
     ) -> None:
-        """Begins at once, in the running loop. ``on_hello`` gets the engine's index and the connection it came on."""
+        """Begins at once, in the running loop. ``on_hello`` gets the engine's index."""
         self._socket = socket
         self._engine_count = engine_count
         self._init = encode_init([addresses.input_endpoint], [addresses.output_endpoint])
         self._on_hello = on_hello
         self._reader = SocketReader(socket, self._on_messages)
-
-    def drain(self) -> None:
-        """Answer what is waiting, now."""
-        self._reader.drain()
 
     def stop(self) -> None:
         self._reader.stop()
@@ -64,7 +59,7 @@ class HandshakeListener:
             return
         if status == "HELLO":
             logger.info("engine %d says hello", index)
-            self._on_hello(index, connection_of(payload))
+            self._on_hello(index)
             self._socket.send_multipart([identity.bytes, self._init], zmq.NOBLOCK)
         elif status == "READY":
             logger.info("engine %d has finished its handshake", index)

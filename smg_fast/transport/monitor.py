@@ -7,7 +7,6 @@ connection.
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable
 
 import zmq
@@ -27,7 +26,7 @@ class ConnectionMonitor:
         """Begins at once, in the running loop."""
         self._on_disconnect = on_disconnect
         self._open: set[int] = set()
-        self._reader = SocketReader(monitor, self._on_events, limit=sys.maxsize)
+        self._reader = SocketReader(monitor, self._on_events)
 
     def is_open(self, connection: int) -> bool:
         """Whether the connection was open at the last event that was read; call ``drain`` first."""

@@ -90,4 +90,5 @@ class Outbox:
     def _send_waiting(self) -> None:
         self._retry = None
         for engine in list(self._waiting):
-            self._send_aborts(engine)
+            if engine in self._waiting:  # the loss of one may have sent what waited for another
+                self._send_aborts(engine)

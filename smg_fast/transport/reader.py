@@ -10,6 +10,8 @@ import zmq
 #: The frames of one message.
 Message = list[zmq.Frame]
 
+#: Messages that are delivered in one turn of the loop.
+_LIMIT = 64
 _EVENTS, _POLLIN, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), zmq.NOBLOCK
 
 
@@ -17,30 +19,47 @@ class SocketReader:
     """Hands over what a socket receives, everything that is waiting in one call.
 
     A socket's descriptor is edge-triggered: it tells of news once, and any call on the socket may take the news in. So
-    it is read until it is empty; after ``limit`` messages the rest of the loop has its turn first. Whoever sends on the
-    same socket calls ``check`` afterwards.
+    it is read until it is empty; after some messages the rest of the loop has its turn first. Whoever sends on the same
+    socket calls ``check`` afterwards.
     """
 
-    __slots__ = ("_deliver", "_descriptor", "_limit", "_loop", "_more", "_socket")
+    __slots__ = ("_deliver", "_descriptor", "_loop", "_more", "_socket")
 
-    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Message]], None], *, limit: int = 64) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Message]], None]) -> None:
         """Begins at once, in the running loop."""
         self._socket = socket
         self._deliver = deliver
-        self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._more: asyncio.Handle | None = None
         self._descriptor = int(socket.get(zmq.FD))
-        self._loop.add_reader(self._descriptor, self.drain)
+        self._loop.add_reader(self._descriptor, self._read)
         self.check()
 
     def drain(self) -> None:
-        """Deliver what is waiting, now."""
+        """Deliver everything that is waiting, now, however much it is."""
+        while self._readable():
+            self._read()
+
+    def check(self) -> None:
+        """Look for messages whose news another call on the socket took in."""
+        if self._readable():
+            self._again()
+
+    def stop(self) -> None:
+        """Read no more. The socket may be closed afterwards."""
+        self._loop.remove_reader(self._descriptor)
+        if self._more is not None:
+            self._more.cancel()
+
+    def _readable(self) -> bool:
+        return bool(self._socket.get(_EVENTS) & _POLLIN)  # type: ignore[operator]
+
+    def _read(self) -> None:
         socket = self._socket
         messages: list[Message] = []
         # Asking first is cheaper than the exception of an empty socket.
-        while socket.get(_EVENTS) & _POLLIN:  # type: ignore[operator]
-            if len(messages) == self._limit:
+        while self._readable():
+            if len(messages) == _LIMIT:
                 self._again()
                 break
             frame = socket.recv(_NOBLOCK, copy=False)
@@ -52,21 +71,10 @@ class SocketReader:
         if messages:
             self._deliver(messages)
 
-    def check(self) -> None:
-        """Look for messages whose news another call on the socket took in."""
-        if self._socket.get(_EVENTS) & _POLLIN:  # type: ignore[operator]
-            self._again()
-
-    def stop(self) -> None:
-        """Read no more. The socket may be closed afterwards."""
-        self._loop.remove_reader(self._descriptor)
-        if self._more is not None:
-            self._more.cancel()
-
     def _again(self) -> None:
         if self._more is None:
             self._more = self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._more = None
-        self.drain()
+        self._read()

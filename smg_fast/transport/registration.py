@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from .._codec import CodecError, ReadyResponse, decode_ready_response
-from .handshake import HandshakeListener, engine_index
+from .handshake import engine_index
 from .monitor import ConnectionMonitor, connection_of, peer_of
 from .reader import Message, SocketReader
 
@@ -31,19 +31,17 @@ class Registration(msgspec.Struct, frozen=True):
 class RegistrationListener:
     """Reads the input socket, on which engines send nothing else."""
 
-    __slots__ = ("_engine_count", "_handshake", "_monitor", "_on_registration", "_reader")
+    __slots__ = ("_engine_count", "_monitor", "_on_registration", "_reader")
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         engine_count: int,
-        handshake: HandshakeListener,
         monitor: ConnectionMonitor,
         on_registration: Callable[[Registration], None],
     ) -> None:
         """Begins at once, in the running loop."""
         self._engine_count = engine_count
-        self._handshake = handshake
         self._monitor = monitor
         self._on_registration = on_registration
         self._reader = SocketReader(socket, self._on_messages)
@@ -56,9 +54,7 @@ class RegistrationListener:
         self._reader.stop()
 
     def _on_messages(self, messages: list[Message]) -> None:
-        # What happened before them comes first: a HELLO that was said twice, or the end of a connection whose
-        # descriptor one of these has now.
-        self._handshake.drain()
+        # What happened before them comes first: the end of a connection whose descriptor one of these has now.
         self._monitor.drain()
         for frames in messages:
             index = engine_index(frames[0].bytes, self._engine_count)

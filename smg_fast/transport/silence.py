@@ -35,7 +35,7 @@ class SilenceWatch:
     def _arm(self) -> None:
         if self._check is not None or not self._timeout:
             return
-        owing = [engine.heard for engine in self._engines if engine.reachable and engine.in_flight]
+        owing = [engine.heard for engine in self._engines if engine.in_flight]
         if owing:
             self._check = self._loop.call_at(min(owing) + self._timeout, self._on_timer)
 
@@ -43,6 +43,6 @@ class SilenceWatch:
         self._check = None
         now = self._loop.time()
         for engine in self._engines:
-            if engine.reachable and engine.in_flight and now - engine.heard >= self._timeout:
+            if engine.in_flight and now - engine.heard >= self._timeout:
                 self._on_silence(engine)
         self._arm()

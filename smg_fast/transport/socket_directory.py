@@ -18,12 +18,13 @@ _PRIVATE = 0o700
 def prepare_directory(directory: Path) -> None:
     """Create ``directory`` and its missing parents with mode 0700, or make sure that the one that exists is private.
 
-    What was there before is never changed.
+    Nobody else may be able to put another in its place either. What was there before is never changed.
 
     Raises
     ------
     BindError
-        It is a symbolic link, no directory, someone else's, open to others, or cannot be created.
+        It is a symbolic link, no directory, someone else's, open to others, or cannot be created; or others can rename
+        something on its path.
     """
     try:
         _create(directory)
@@ -45,6 +46,8 @@ def prepare_directory(directory: Path) -> None:
             f"the socket directory {directory} has mode {mode:04o}, which lets other users in; "
             f"mend it with: chmod 700 {directory}"
         )
+    for parent in dict.fromkeys((*directory.parents, *directory.resolve().parents)):
+        _check_parent(directory, parent)
 
 
 def clear_stale_socket(path: Path) -> None:
@@ -74,6 +77,23 @@ def remove_socket(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise BindError(f"cannot remove the socket {path}: {error.strerror}") from error
+
+
+def _check_parent(directory: Path, parent: Path) -> None:
+    """``parent`` may be a symbolic link. Whoever owns the root directory can do anything anyway."""
+    status = parent.lstat()
+    if status.st_uid not in (0, os.geteuid(), Path("/").stat().st_uid):
+        raise BindError(
+            f"the socket directory {directory} is not safe: user {status.st_uid} could replace it, "
+            f"as {parent} is theirs; use a directory below your own or root's"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    # A group is let be: where each user has a group of their own, directories are made with mode 775.
+    if mode & 0o002 and not mode & stat.S_ISVTX and not stat.S_ISLNK(status.st_mode):
+        raise BindError(
+            f"the socket directory {directory} is not safe: {parent} has mode {mode:04o}, so that other users could "
+            f"replace it; mend it with: chmod o-w {parent}"
+        )
 
 
 def _create(directory: Path) -> None:

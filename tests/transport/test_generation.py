@@ -16,7 +16,7 @@ import zmq
 
 from smg_fast._codec import Tokenizer
 from smg_fast.engines import family
-from smg_fast.transport import EngineBusy, EngineClient, EngineUnavailable, WorkerAddresses
+from smg_fast.transport import EngineBusy, EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
 from .engine import ADD, Row, ScriptedEngine, tick
 from .response import Response, ask, eventually, ready
@@ -130,17 +130,6 @@ async def test_equals_take_turns(start: Start, addresses: WorkerAddresses, token
         engine.close()
 
 
-async def test_load_is_the_engines_own_account(
-    client: EngineClient, engine: ScriptedEngine, tokenizer: Tokenizer
-) -> None:
-    response = await ask(client, tokenizer, "a")
-    await engine.send(Row("a", [1], "length"), load=[0, 3, 2, 10, 1000])
-    await response.outputs()
-    load = client.engines[0].load
-    assert load is not None
-    assert (load.running, load.waiting, load.kv_usage) == (3, 2, 0.01)
-
-
 async def test_a_burst_leaves_the_loop_its_turns(
     client: EngineClient, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
@@ -209,6 +198,24 @@ async def test_sending_is_bounded(start: Start, addresses: WorkerAddresses, toke
         while len(aborted) < len(responses):
             aborted += await asyncio.wait_for(engine.abort(), 5)
         assert sorted(aborted) == sorted(f"fill-{index}" for index in range(len(responses)))
+
+
+async def test_aborts_that_wait_for_room_outlive_the_loss_of_an_engine_that_is_still_connected(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(send_timeout=0.05)
+    async with await ScriptedEngine.dial(addresses.handshake, receive_limit=1) as engine:
+        await client.wait_ready(5)
+        responses = await fill(client, tokenizer)
+        for _ in range(3):
+            await engine.output.send(b"\x93\x01")
+        for response in responses:
+            with pytest.raises(EngineFailed):
+                await response.outputs()
+        await eventually(lambda: "3 messages in a row that cannot be read" in client.reason)
+        for _ in responses:
+            await engine.request()
+        assert sorted(await engine.abort()) == sorted(f"fill-{index}" for index in range(len(responses)))
 
 
 async def test_a_request_cancelled_while_it_waits_leaves_nothing(

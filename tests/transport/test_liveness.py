@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import zmq
 
 from smg_fast._codec import Tokenizer
 from smg_fast.transport import EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
-from .engine import Row, ScriptedEngine
+from .engine import Row, ScriptedEngine, tick
 from .response import ask, eventually, ready
 
 Start = Callable[..., Awaitable[EngineClient]]
@@ -122,6 +123,92 @@ async def test_a_death_notice_is_its_senders_only(
         assert client.in_flight == 1
 
 
+async def test_a_death_notice_that_may_be_anyones_stops_the_generations_of_all(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(engine_count=2)
+    async with (
+        await ScriptedEngine.dial(addresses.handshake, 0) as first,
+        await ScriptedEngine.dial(addresses.handshake, 1) as second,
+    ):
+        await ready(client, 2)
+        responses = [await ask(client, tokenizer, rid) for rid in "ab"]
+        on_first, on_second = (await first.request()).rid, (await second.request()).rid
+        # A process of the engine's that is not the one which registered.
+        script = (
+            "import zmq; c = zmq.Context(); s = c.socket(zmq.PUSH);"
+            f"s.connect('{addresses.output_endpoint}'); s.send(b'ENGINE_CORE_DEAD'); s.close(); c.term()"
+        )
+        notifier = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        assert await notifier.wait() == 0
+        for response in responses:
+            with pytest.raises(EngineUnavailable, match="has died"):
+                await response.outputs()
+        assert await first.abort() == [on_first]
+        assert await second.abort() == [on_second]
+        assert client.state == "unhealthy"
+
+
+async def test_a_strangers_hello_takes_no_healthy_engine_down(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start()
+    async with await ScriptedEngine.dial(addresses.handshake) as engine:
+        await client.wait_ready(5)
+        response = await ask(client, tokenizer, "a")
+        async with ScriptedEngine(addresses.handshake) as stranger:
+            await stranger.hello()
+        assert client.state == "ready"
+        await engine.send(Row("a", [1], "length"))
+        await response.outputs()
+        response = await ask(client, tokenizer, "b")
+        assert [(await engine.request()).rid, (await engine.request()).rid] == ["a", "b"]
+        await engine.send(Row("b", [1], "length"))
+        await response.outputs()
+
+
+async def send_and_close(engine: ScriptedEngine, *messages: bytes) -> None:
+    """An engine's last words, all of them delivered, and its end, before the gateway's loop has a turn."""
+    sender: zmq.Socket[bytes] = zmq.Socket.shadow(engine.output)
+    for message in messages:
+        sender.send(message)
+    engine.output.close(linger=5000)
+    time.sleep(0.1)  # noqa: ASYNC251
+    engine.input.close()
+    time.sleep(0.1)  # noqa: ASYNC251
+
+
+async def test_output_that_was_delivered_before_the_end_of_its_engine_counts(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start()
+    async with await ScriptedEngine.dial(addresses.handshake) as engine:
+        await client.wait_ready(5)
+        complete = await ask(client, tokenizer, "a", max_tokens=200)
+        partial = await ask(client, tokenizer, "b", max_tokens=201)
+        rows = [tick([Row("a", [1], "length" if index == 199 else ""), Row("b", [1])]) for index in range(200)]
+        await send_and_close(engine, *rows)
+        [output] = await complete.outputs()
+        assert (len(output.token_ids), output.finish_reason) == (200, "length")
+        with pytest.raises(EngineUnavailable, match="engine 0 has disconnected"):
+            await partial.outputs()
+        assert client.state == "unhealthy"
+
+
+async def test_a_death_notice_after_much_output_is_told_as_one(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start()
+    async with await ScriptedEngine.dial(addresses.handshake) as engine:
+        await client.wait_ready(5)
+        response = await ask(client, tokenizer, "a", max_tokens=1000)
+        await send_and_close(engine, *[tick([Row("a", [1])])] * 200, b"ENGINE_CORE_DEAD")
+        with pytest.raises(EngineUnavailable, match="engine 0 has died"):
+            await response.outputs()
+        await eventually(lambda: not client.engines[0].reachable)
+        assert client.reason == "engine 0 has died"
+
+
 async def test_an_engine_that_restarts_on_its_identity(
     start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
 ) -> None:
@@ -133,10 +220,10 @@ async def test_an_engine_that_restarts_on_its_identity(
         # The old one's connections still stand: a child process that inherited them keeps them open.
         async with ScriptedEngine(addresses.handshake) as new:
             await new.hello()
+            assert client.in_flight == 1  # as yet it may be anyone
+            await new.register()
             with pytest.raises(EngineUnavailable, match="engine 0 has restarted"):
                 await response.outputs()
-            assert not client.ready
-            await new.register()
             await client.wait_ready(5)
             response = await ask(client, tokenizer, "b")
             assert (await new.request()).rid == "b"

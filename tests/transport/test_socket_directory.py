@@ -62,6 +62,45 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         prepare_directory(directory)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+def test_a_parent_in_which_others_can_rename_is_refused(tmp_path: Path, mode: int) -> None:
+    parent = tmp_path / "shared"
+    (parent / "between").mkdir(0o755, parents=True)
+    parent.chmod(mode)
+    with pytest.raises(BindError, match=f"{parent} has mode {mode:04o}.*chmod o-w {parent}"):
+        prepare_directory(parent / "between" / "mine")
+    parent.chmod(mode | stat.S_ISVTX)
+    prepare_directory(parent / "between" / "mine")
+
+
+def test_a_parent_behind_a_symbolic_link_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "shared" / "between").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "shared" / "between")
+    prepare_directory(tmp_path / "link" / "mine")
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(BindError, match=r"shared has mode 0777"):
+        prepare_directory(tmp_path / "link" / "mine")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_parent_of_another_user_is_refused(tmp_path: Path) -> None:
+    parent = tmp_path / "theirs"
+    (parent / "mine").mkdir(0o700, parents=True)
+    os.chown(parent, 12345, -1)
+    parent.chmod(0o1777)  # its owner can rename what is in it all the same
+    with pytest.raises(BindError, match=f"user 12345 could replace it, as {parent} is theirs"):
+        prepare_directory(parent / "mine")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_link_of_another_user_among_the_parents_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
+    with pytest.raises(BindError, match=r"user 12345 could replace it, as .*link is theirs"):
+        prepare_directory(tmp_path / "link" / "mine")
+
+
 def test_the_socket_of_a_dead_process_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
