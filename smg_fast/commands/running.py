@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Coroutine
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 def run(main: Coroutine[Any, Any, None], log_level: LogLevel) -> int:
     """Run a command to its end; returns its exit code. What the operator can mend is told in one line."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _raise_descriptor_limit()
     try:
         _run_loop(main)
     except (StartError, EngineProcessError) as error:
@@ -43,6 +45,12 @@ def exit_signal() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     return asked
+
+
+def _raise_descriptor_limit() -> None:
+    """As far as this user may: every connection takes a descriptor, and the usual limit is for programs with a few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _run_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -37,32 +37,37 @@ _FORMAT = {ChatCompletionRequest: ResponseFormat.chat, CompletionRequest: Respon
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``"""
-    request = decode(_CHAT, await read_body(http))
-    target = http.app[GATEWAY].target(request.model)
-    check(request, target.capabilities, target.limits)
-    prompt = await target.model.encoder.encode_chat(
-        request.messages,
-        add_generation_prompt=request.add_generation_prompt is not False,
-        template_kwargs=request.chat_template_kwargs,
-    )
-    check_prompt("messages", prompt, target.limits)
-    return await _answer(http, target, request, [prompt])
+    with http.app[GATEWAY].in_flight:
+        request = decode(_CHAT, await read_body(http))
+        target = http.app[GATEWAY].target(request.model)
+        check(request, target.capabilities, target.limits)
+        prompt = await target.model.encoder.encode_chat(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            template_kwargs=request.chat_template_kwargs,
+            context=target.limits.max_model_len,
+        )
+        check_prompt("messages", prompt, target.limits)
+        return await _answer(http, target, request, [prompt])
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``"""
-    request = decode(_COMPLETION, await read_body(http))
-    target = http.app[GATEWAY].target(request.model)
-    check(request, target.capabilities, target.limits)
-    prompts: list[TokenIds] = []
-    for given in given_prompts(request, target.limits):
-        if isinstance(given, str):
-            prompt = await target.model.encoder.encode_text(given, request.add_special_tokens is not False)
-        else:
-            prompt = given
-        check_prompt("prompt", prompt, target.limits)
-        prompts.append(prompt)
-    return await _answer(http, target, request, prompts)
+    with http.app[GATEWAY].in_flight:
+        request = decode(_COMPLETION, await read_body(http))
+        target = http.app[GATEWAY].target(request.model)
+        check(request, target.capabilities, target.limits)
+        prompts: list[TokenIds] = []
+        for given in given_prompts(request, target.limits):
+            if isinstance(given, str):
+                prompt = await target.model.encoder.encode_text(
+                    given, request.add_special_tokens is not False, context=target.limits.max_model_len
+                )
+            else:
+                prompt = given
+            check_prompt("prompt", prompt, target.limits)
+            prompts.append(prompt)
+        return await _answer(http, target, request, prompts)
 
 
 async def _answer(
@@ -80,29 +85,27 @@ async def _answer(
     )
     client = target.client
     sink = EventStream(http, client) if request.stream else BodySink()
-    with http.app[GATEWAY].in_flight:
-        key = await client.generate(
-            sink,
-            format=response_format,
-            options=_text_options(request, target),
-            tokenizer=target.model.tokenizer,
-            prompt_tokens=sum(map(len, prompts)),
-            requests=requests,
-            n=request.n or 1,
-        )
-        try:
-            return await sink.deliver(key)
-        finally:
-            # After a whole answer there is nothing to cancel; before its end, the client is gone.
-            client.cancel(key)
+    key = await client.generate(
+        sink,
+        format=response_format,
+        options=_text_options(request, target),
+        tokenizer=target.model.tokenizer,
+        prompt_tokens=sum(map(len, prompts)),
+        requests=requests,
+        n=request.n or 1,
+    )
+    try:
+        return await sink.deliver(key)
+    finally:
+        # After a whole answer there is nothing to cancel; before its end, the client is gone.
+        client.cancel(key)
 
 
 def _generations(id: str, request: AnyRequest, prompts: Sequence[TokenIds], limits: Limits) -> list[GenerationRequest]:
     """One generation per choice: ``n`` of the first prompt, then ``n`` of the second, and so on."""
     n = request.n or 1
     generations: list[GenerationRequest] = []
-    for prompt in prompts:
-        sampling = sampling_params(request, len(prompt), limits)
+    for prompt, sampling in zip(prompts, sampling_params(request, [len(p) for p in prompts], limits), strict=True):
         generations += [
             GenerationRequest(rid=f"{id}-{index}", prompt_ids=prompt, sampling=for_choice(sampling, index))
             for index in range(len(generations), len(generations) + n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,9 @@ import msgspec
 from ..engines import Capabilities, Constraint, ConstraintKind
 from .errors import invalid
 from .requests import GenerateRequest
+
+#: Bytes of a constraint's text: the message of every choice repeats it, as it does the prompt.
+MAX_CONSTRAINT_SIZE = 128 << 10
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -36,6 +38,10 @@ def constraint_of(request: GenerateRequest) -> Constraint | None:
     if len(given) > 1:
         names = " and ".join(name for name, _ in given)
         raise invalid(given[1][0], f"an answer can have one constraint, got {names}")
+    for name, constraint in given:
+        size = len(constraint.value.encode())
+        if size > MAX_CONSTRAINT_SIZE:
+            raise invalid(name, f"{name} can have at most {MAX_CONSTRAINT_SIZE} bytes, got {size}")
     return given[0][1] if given else None
 
 
@@ -68,12 +74,19 @@ def _json(name: str, schema: str | dict[str, Any]) -> Constraint:
     """Of a schema, or its JSON."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(name, f"{name} is not valid JSON: {error}") from None
     if not isinstance(schema, dict):
         raise invalid(name, f"{name} must be an object, a JSON schema")
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    return Constraint("json_schema", _encode(name, schema))
+
+
+def _encode(name: str, value: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise invalid(name, f"{name} is nested too deeply") from None
 
 
 def _choice(name: str, choices: list[str]) -> Constraint:
@@ -83,7 +96,7 @@ def _choice(name: str, choices: list[str]) -> Constraint:
 
 
 def _structural_tag(name: str, tag: str | dict[str, Any]) -> Constraint:
-    return Constraint("structural_tag", tag if isinstance(tag, str) else msgspec.json.encode(tag).decode())
+    return Constraint("structural_tag", tag if isinstance(tag, str) else _encode(name, tag))
 
 
 def _text(kind: ConstraintKind) -> Callable[[str, str], Constraint]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
 
 from .._codec import ReadyResponse, Tokenizer
 from ..prompts.chat_template import ChatTemplate
-from ..prompts.encoder import PromptEncoder
+from ..prompts.encoder import PromptEncoder, PromptThreads
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.model_directory import ModelDirectory
-from .validation import Limits
+from .validation import MAX_TOKENS, Limits
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +26,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     created: int
 
     @classmethod
-    def load(cls, path: Path, name: str, executor: Executor, *, chat_template: Path | None = None) -> ServedModel:
+    def load(cls, path: Path, name: str, threads: PromptThreads, *, chat_template: Path | None = None) -> ServedModel:
         """Read a model's directory. Raises ``ModelDirectoryError``."""
         directory = ModelDirectory.load(path)
         try:
@@ -39,17 +38,21 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
             name=name,
             directory=directory,
             tokenizer=tokenizer,
-            encoder=PromptEncoder(tokenizer, template, executor),
+            encoder=PromptEncoder(tokenizer, template, threads),
             eos_token_ids=directory.eos_token_ids(tokenizer),
             created=int(time.time()),
         )
 
     def limits(self, ready: ReadyResponse | None) -> Limits:
-        """Where the engine does not say how long its context is, the model's own length counts."""
+        """Where the engine does not say how long its context is, the model's own length counts.
+
+        Some models say 10**30 for "no limit", hence one here.
+        """
         told = ready.max_model_len if ready is not None else None
+        context = told or self.directory.context_length
         return Limits(
             vocab_size=self.directory.vocab_size or self.tokenizer.vocab_size,
-            max_model_len=told or self.directory.context_length,
+            max_model_len=None if context is None else min(context, MAX_TOKENS),
         )
 
 

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the last bytes to reach their clients, once the engines have been let go.
 _FLUSH_TIMEOUT = 2.0
+#: Seconds an idle connection is kept: longer than load balancers do, so that it is they who close it.
+_KEEPALIVE = 120.0
 _MIB = 1 << 20
 #: Connections that may wait to be accepted: clients tend to come all at once.
 _BACKLOG = 1024
@@ -50,7 +52,11 @@ class GatewayServer:
         app = create_app(self.gateway, max_body_size=settings.max_body_size * _MIB)
         # aiohttp takes the timeout twice: until it cancels a handler, and for the cancelled one to end.
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_FLUSH_TIMEOUT / 2
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=_KEEPALIVE,
+            shutdown_timeout=_FLUSH_TIMEOUT / 2,
         )
         self._site: web.TCPSite | None = None
 

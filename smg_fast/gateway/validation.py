@@ -14,13 +14,19 @@ import msgspec
 from .._codec import TokenIds
 from ..engines import Capabilities, SamplingParams
 from .constraints import check_constraint, constraint_of
-from .errors import invalid
+from .errors import ApiError, invalid
 from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, asked_in_vain
 
 MAX_N = 128
 #: Choices of all prompts of one request together.
 MAX_GENERATIONS = 1024
 MAX_STOP_STRINGS = 4
+#: Characters of one stop string: all of them are looked for in every piece of text.
+MAX_STOP_LENGTH = 1024
+#: Each choice's message to the engine repeats them.
+MAX_STOP_TOKEN_IDS = 256
+#: Tokens of an answer, whatever the context: engines count them in 32 bits.
+MAX_TOKENS = 2**31 - 1
 #: Tokens of a completion whose request does not say.
 COMPLETION_TOKENS = 16
 
@@ -33,29 +39,31 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The values a number may have: ``low <= value <= high``, or ``low < value`` if ``above``."""
+    """The values a number may have, both ends included."""
 
     low: float
     high: float
-    above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.above and value == self.low)
+        return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        low = f"{'greater than' if self.above else 'at least'} {self.low:g}"
+        low = f"at least {self.low:g}"
         return low if self.high == math.inf else f"{low} and at most {self.high:g}"
 
 
 _INT64 = 2**63
+#: Engines compute with floats of 32 bits. Below the least normal one is what they may take for 0.
+_FLOAT32_MIN = 2.0**-126
+_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 RANGES: dict[str, Range] = {
     "temperature": Range(0.0, 2.0),
-    "top_p": Range(0.0, 1.0, above=True),
+    "top_p": Range(_FLOAT32_MIN, 1.0),
     "min_p": Range(0.0, 1.0),
     "frequency_penalty": Range(-2.0, 2.0),
     "presence_penalty": Range(-2.0, 2.0),
-    "repetition_penalty": Range(0.0, math.inf, above=True),
+    "repetition_penalty": Range(_FLOAT32_MIN, _FLOAT32_MAX),
     "min_tokens": Range(0, math.inf),
     "n": Range(1, MAX_N),
 }
@@ -94,7 +102,7 @@ def check(request: ChatCompletionRequest | CompletionRequest, capabilities: Capa
     if request.best_of not in (None, 1 if request.n is None else request.n):
         raise invalid("best_of", f"best_of other than n is not supported, got {request.best_of}")
     _check_stop(request)
-    _check_vocabulary("stop_token_ids", request.stop_token_ids or (), limits)
+    _check_stop_token_ids(request.stop_token_ids or (), limits)
     _check_stream_options(request)
     _check_logprobs(request, capabilities)
     _check_max_tokens(request, limits)
@@ -102,9 +110,15 @@ def check(request: ChatCompletionRequest | CompletionRequest, capabilities: Capa
 
 
 def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
-    """Refuse a prompt with no token, or with no room for another one after it; either would end an engine's life."""
-    if not len(prompt):
+    """Refuse a prompt that would end an engine's life.
+
+    It has no token, or no room for another one after it, or one that only the tokenizer knows.
+    """
+    highest = prompt.max()
+    if highest is None:
         raise invalid(param, f"{param} is empty: it has no tokens")
+    if highest >= limits.vocab_size:
+        raise _outside_vocabulary(param, highest, limits)
     context = limits.max_model_len
     if context is not None and len(prompt) >= context:
         raise invalid(
@@ -135,9 +149,9 @@ def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | Toke
 
 
 def sampling_params(
-    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits
-) -> SamplingParams:
-    """What the engine is told, for a prompt of this many tokens; unset ``max_tokens`` gets its value here.
+    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: Sequence[int], limits: Limits
+) -> list[SamplingParams]:
+    """What the engine is told for each prompt, given the tokens in it; unset ``max_tokens`` gets its value here.
 
     Raises
     ------
@@ -145,18 +159,11 @@ def sampling_params(
         400, if prompt and output together do not fit into the model's context.
     """
     given: dict[str, Any] = {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
-    max_tokens = _max_tokens(request, prompt_tokens, limits)
-    min_tokens = request.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise invalid("min_tokens", f"min_tokens must be at most max_tokens, {max_tokens}, got {min_tokens}")
-    return SamplingParams(
-        max_tokens=max_tokens,
-        seed=request.seed,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        logprobs=wants_logprobs(request),
-        constraint=constraint_of(request),
-        **given,
-    )
+    given["seed"] = request.seed
+    given["stop_token_ids"] = tuple(request.stop_token_ids or ())
+    given["logprobs"] = wants_logprobs(request)
+    given["constraint"] = constraint_of(request)
+    return [SamplingParams(max_tokens=_max_tokens(request, tokens, limits), **given) for tokens in prompt_tokens]
 
 
 def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
@@ -195,6 +202,15 @@ def _check_stop(request: GenerateRequest) -> None:
         raise invalid("stop", f"stop can have at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
     if "" in strings:
         raise invalid("stop", "a stop string is empty")
+    longest = max(map(len, strings), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise invalid("stop", f"a string of stop can have at most {MAX_STOP_LENGTH} characters, got {longest}")
+
+
+def _check_stop_token_ids(ids: Sequence[int], limits: Limits) -> None:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise invalid("stop_token_ids", f"stop_token_ids can have at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
+    _check_vocabulary("stop_token_ids", ids, limits)
 
 
 def _check_stream_options(request: GenerateRequest) -> None:
@@ -232,6 +248,8 @@ def _check_max_tokens(request: ChatCompletionRequest | CompletionRequest, limits
             continue
         if value < 1:
             raise invalid(name, f"{name} must be at least 1, got {value}")
+        if limits.max_model_len is None and value > MAX_TOKENS:
+            raise invalid(name, f"{name} must be at most {MAX_TOKENS}, got {value}")
         if limits.max_model_len is not None and value > limits.max_model_len:
             raise invalid(
                 name, f"{name} must be at most the model's context of {limits.max_model_len} tokens, got {value}"
@@ -239,6 +257,15 @@ def _check_max_tokens(request: ChatCompletionRequest | CompletionRequest, limits
 
 
 def _max_tokens(request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits) -> int:
+    tokens = _max_tokens_in_context(request, prompt_tokens, limits)
+    if request.min_tokens is not None and request.min_tokens > tokens:
+        raise invalid("min_tokens", f"min_tokens must be at most max_tokens, {tokens}, got {request.min_tokens}")
+    return tokens
+
+
+def _max_tokens_in_context(
+    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits
+) -> int:
     name, asked, default = "max_tokens", request.max_tokens, None
     if isinstance(request, CompletionRequest):
         default = COMPLETION_TOKENS
@@ -268,5 +295,8 @@ def _token_ids(param: str, ids: Any, limits: Limits) -> TokenIds:
 
 def _check_vocabulary(param: str, ids: Sequence[int], limits: Limits) -> None:
     if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
-        outside = next(id for id in ids if not 0 <= id < limits.vocab_size)
-        raise invalid(param, f"{param}: token id {outside} is outside the vocabulary of {limits.vocab_size} ids")
+        raise _outside_vocabulary(param, next(id for id in ids if not 0 <= id < limits.vocab_size), limits)
+
+
+def _outside_vocabulary(param: str, id: int, limits: Limits) -> ApiError:
+    return invalid(param, f"{param}: token id {id} is outside the vocabulary of {limits.vocab_size} ids")

@@ -70,9 +70,9 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         environment = TemplateEnvironment(now)
-        self._default = _Compiled(environment, source, content_format)
-        self._tool_use = _Compiled(environment, tool_use, content_format) if tool_use else self._default
-        self._special_tokens = dict(special_tokens or {})
+        tokens = dict(special_tokens or {})
+        self._default = _Compiled(environment, source, content_format, tokens)
+        self._tool_use = _Compiled(environment, tool_use, content_format, tokens) if tool_use else self._default
         self._time_limit = time_limit
 
     @classmethod
@@ -131,21 +131,34 @@ class ChatTemplate:
             param = f"chat_template_kwargs.{name}"
             raise PromptError(f"{param}: not a variable of a chat template", param)
         compiled = self._tool_use if tools is not None else self._default
-        variables = {
-            **self._special_tokens,
-            "messages": template_messages(messages, compiled.traits),
-            "tools": tools,
-            "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
-            **kwargs,
-        }
         with time_limit(self._time_limit):
+            variables = {
+                "messages": template_messages(messages, compiled.traits, compiled.gives_role),
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+                **kwargs,
+            }
             return compiled.render(variables)
 
 
+#: A text that no template has of its own.
+_PROBE = "\ufdd0probe\ufdd0"
+#: Roles of which is remembered whether a template gives them. Clients make them up.
+_MAX_ROLES = 64
+
+
 class _Compiled:
-    def __init__(self, environment: TemplateEnvironment, source: TemplateSource, content_format: ContentFormat) -> None:
+    def __init__(
+        self,
+        environment: TemplateEnvironment,
+        source: TemplateSource,
+        content_format: ContentFormat,
+        special_tokens: Mapping[str, str],
+    ) -> None:
         self._origin = source.origin
+        self._special_tokens = special_tokens
+        self._roles: dict[str, bool] = {}
         try:
             tree = environment.parse(source.text, filename=source.origin)
             self.traits = _with_format(template_traits(tree), content_format)
@@ -155,9 +168,26 @@ class _Compiled:
                 f"{source.origin}, line {error.lineno}: not a chat template: {error.message}"
             ) from None
 
+    def gives_role(self, role: str) -> bool:
+        """Whether messages of a role reach the prompt; a template that refuses them says so itself, and better."""
+        given = self._roles.get(role)
+        if given is None:
+            given = self._try_role(role)
+            if len(self._roles) < _MAX_ROLES:
+                self._roles[role] = given
+        return given
+
+    def _try_role(self, role: str) -> bool:
+        content = _PROBE if self.traits.content_strings else [{"type": "text", "text": _PROBE}]
+        messages = [{"role": "user", "content": content}, {"role": role, "content": content}]
+        try:
+            return self.render({"messages": messages, "add_generation_prompt": True}).count(_PROBE) > 1
+        except TemplateError:
+            return True
+
     def render(self, variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(variables)
+            return self._template.render({**self._special_tokens, **variables})
         except TemplateError:
             raise
         except _TEMPLATE_FAILURES as error:

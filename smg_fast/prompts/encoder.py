@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
+
+import msgspec
 
 from .._codec import TokenIds, Tokenizer
 from .chat_template import ChatTemplate
@@ -20,7 +23,31 @@ thread and back 100 µs (Qwen3, gpt-oss and SmolLM2 on x86-64): the loop is neve
 hand-over costs at most a tenth of what it saves the loop."""
 
 LONG_CHAT = 100
-"""Messages from which on a template is rendered in a thread. A message takes up to 15 µs."""
+"""Messages, content parts, tool calls, and values of the JSON in a chat from which on it is rendered in a thread. Each
+takes up to 20 µs."""
+
+
+class PromptThreads(msgspec.Struct, frozen=True):
+    """Threads for prompts that take long; one pair serves all models.
+
+    Encoding releases the GIL. Rendering does not, and each thread more that renders is one more between the event loop
+    and its turn: there is one.
+    """
+
+    encoding: Executor
+    rendering: Executor
+
+    @classmethod
+    def start(cls) -> PromptThreads:
+        return cls(
+            encoding=ThreadPoolExecutor(thread_name_prefix="encode"),
+            rendering=ThreadPoolExecutor(max_workers=1, thread_name_prefix="render"),
+        )
+
+    def stop(self) -> None:
+        """Begin nothing more; what runs is not waited for."""
+        for executor in (self.encoding, self.rendering):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 class PromptEncoder:
@@ -30,22 +57,22 @@ class PromptEncoder:
     ----------
     tokenizer, template
         The model's. Without a template there is no chat.
-    executor
-        Threads for what takes long; may be shared by models. Encoding releases the GIL.
+    threads
+        For what takes long.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, executor: Executor) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, threads: PromptThreads) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self._executor = executor
+        self._threads = threads
 
-    async def encode_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
-        """Token ids of a text, with those that the tokenizer puts around it unless told not to."""
+    async def encode_text(self, text: str, add_special_tokens: bool = True, *, context: int | None = None) -> TokenIds:
+        """Token ids of a text, with those that the tokenizer puts around it unless told not to.
 
-        def encode() -> TokenIds:
-            return self.tokenizer.encode(text, add_special_tokens)
-
-        return encode() if len(text) < LONG_TEXT else await self._in_thread(encode)
+        Raises ``PromptError`` for a text that is too long for ``context`` tokens whatever they are; one that is not
+        may have too many yet.
+        """
+        return await self._encode("prompt", text, add_special_tokens, context)
 
     async def encode_chat(
         self,
@@ -55,10 +82,11 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        context: int | None = None,
     ) -> TokenIds:
         """Token ids of a conversation. What surrounds it is the template's affair: the tokenizer adds nothing.
 
-        Raises ``PromptError`` as `ChatTemplate.render` does, and for a model that has no template.
+        Raises ``PromptError`` as ``ChatTemplate.render`` and ``encode_text`` do, and for a model that has no template.
         """
         template = self.template
         if template is None:
@@ -73,8 +101,56 @@ class PromptEncoder:
                 template_kwargs=template_kwargs,
             )
 
-        text = render() if len(messages) < LONG_CHAT else await self._in_thread(render)
-        return await self.encode_text(text, add_special_tokens=False)
+        items = _items(messages, (tools, documents, template_kwargs))
+        long = any(True for _ in islice(items, LONG_CHAT - 1, None))
+        text = await _in_thread(self._threads.rendering, render) if long else render()
+        return await self._encode("messages", text, False, context)
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
+        if context is not None:
+            self._check_size(param, text, context)
+
+        def encode() -> TokenIds:
+            return self.tokenizer.encode(text, add_special_tokens)
+
+        return encode() if len(text) < LONG_TEXT else await _in_thread(self._threads.encoding, encode)
+
+    def _check_size(self, param: str, text: str, context: int) -> None:
+        """Encoding megabytes takes seconds, only to find that they are too much."""
+        limit = context * self.tokenizer.max_token_bytes
+        size = len(text.encode())
+        if size > limit:
+            raise PromptError(
+                f"The prompt has {size} bytes; the model's context of {context} tokens holds at most {limit}", param
+            )
+
+
+async def _in_thread(executor: Executor, work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+
+def _items(messages: Sequence[Message], variables: Sequence[Any]) -> Iterator[Any]:
+    """What rendering a chat takes its time for; to be counted no further than needed."""
+    for message in messages:
+        yield message
+        if isinstance(message.content, list):
+            yield from message.content
+        for call in message.tool_calls or ():
+            yield call
+            arguments = call.function.arguments
+            # Of JSON text the commas tell how many values are in it, about.
+            yield from range(arguments.count(",")) if isinstance(arguments, str) else _values(arguments)
+    for variable in filter(None, variables):
+        yield from _values(variable)
+
+
+def _values(json: Any) -> Iterator[Any]:
+    """Every value inside a JSON value. Not recursive: clients may nest them deeply."""
+    todo = [json]
+    while todo:
+        value = todo.pop()
+        yield value
+        if isinstance(value, Mapping):
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value

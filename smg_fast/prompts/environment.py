@@ -51,13 +51,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     @property
     def step(self) -> None:
         """Read by compiled templates on each turn of a loop. A property: the sandbox makes calls cost."""
-        if time.monotonic() > _deadline.get():
-            raise TemplateError("the chat template takes too long on these messages")
+        check_time()
+
+
+def check_time() -> None:
+    """Raises ``TemplateError`` once the time is up."""
+    if time.monotonic() > _deadline.get():
+        raise TemplateError("the chat template takes too long on these messages")
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Templates rendered inside raise ``TemplateError`` once the time is up."""
+    """Bounds ``check_time``, which templates rendered inside do as well."""
     token = _deadline.set(time.monotonic() + seconds)
     try:
         yield

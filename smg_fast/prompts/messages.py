@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from .environment import check_time
 from .errors import PromptError
 from .template_traits import TemplateTraits
+
+#: Roles that templates are made for. Whether one gives any other is asked of it.
+_USUAL_ROLES = frozenset(("system", "user", "assistant", "tool"))
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -50,19 +54,29 @@ class Message(msgspec.Struct, frozen=True):
     reasoning: str | None = None
 
 
-def template_messages(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[Message], traits: TemplateTraits, gives_role: Callable[[str], bool]
+) -> list[dict[str, Any]]:
     """The messages as the dictionaries that a template with these traits reads.
 
     Raises
     ------
     PromptError
-        For content that is missing or not text, and for tool call arguments that are not JSON.
+        For a role whose messages the template would leave out without a word, for content that is missing or not text,
+        and for tool call arguments that are not JSON.
+    TemplateError
+        Inside ``time_limit``, when the time is up.
     """
-    return [_template_message(message, f"messages[{index}]", traits) for index, message in enumerate(messages)]
+    return [
+        _template_message(message, f"messages[{index}]", traits, gives_role) for index, message in enumerate(messages)
+    ]
 
 
-def _template_message(message: Message, path: str, traits: TemplateTraits) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role}
+def _template_message(
+    message: Message, path: str, traits: TemplateTraits, gives_role: Callable[[str], bool]
+) -> dict[str, Any]:
+    check_time()
+    rendered: dict[str, Any] = {"role": _role(message.role, f"{path}.role", gives_role)}
     if message.content is not None:
         rendered["content"] = _content(message.content, f"{path}.content", traits)
     elif message.role == "assistant":
@@ -86,6 +100,14 @@ def _template_message(message: Message, path: str, traits: TemplateTraits) -> di
     return rendered
 
 
+def _role(role: str, path: str, gives_role: Callable[[str], bool]) -> str:
+    if role in _USUAL_ROLES or gives_role(role):
+        return role
+    if role == "developer":
+        return "system"  # what system messages are called nowadays
+    raise PromptError(f"{path}: the model's chat template leaves out messages of the role {role!r}", path)
+
+
 def _content(content: str | list[ContentPart], path: str, traits: TemplateTraits) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content if traits.content_strings else [{"type": "text", "text": content}]
@@ -106,6 +128,7 @@ def _text(part: ContentPart, path: str) -> str:
 
 
 def _tool_call(call: ToolCall, path: str, traits: TemplateTraits) -> dict[str, Any]:
+    check_time()
     rendered: dict[str, Any] = {
         "type": call.type,
         "function": {
@@ -122,11 +145,11 @@ def _arguments(arguments: str | dict[str, Any], path: str, traits: TemplateTrait
     """The object, since templates write it with tojson: text would be quoted a second time."""
     if isinstance(arguments, str) == traits.argument_text:
         return arguments
-    if not isinstance(arguments, str):
-        return json.dumps(arguments, ensure_ascii=False)
-    if not arguments:
+    if arguments == "":
         return {}
     try:
+        if not isinstance(arguments, str):
+            return json.dumps(arguments, ensure_ascii=False)
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
         raise PromptError(f"{path}: not a JSON object: {error}", path) from None

@@ -1,4 +1,4 @@
-"""The files of a model's directory that tell how to prompt it. Nothing but these files is read."""
+"""The files of a model's directory that tell how to prompt it. Nothing else is read; a GGUF file is unpacked first."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 from asyncio.subprocess import DEVNULL
@@ -14,6 +15,8 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE = 8.0
 #: Seconds an engine must have lived for its death not to count as one more in a row.
 _STEADY = 30.0
+#: Of descriptors, processes or memory.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 #: Deaths in a row after which it is given up.
 _MAX_DEATHS = 5
 
@@ -63,17 +66,25 @@ class EngineProcess:
 
     async def _run_once(self) -> str:
         """From start to end; returns how it ended, in words."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=DEVNULL, stdout=DEVNULL, start_new_session=True
-            )
-        except OSError as error:
-            raise EngineProcessError(f"cannot start the engine: {self._command[0]}: {error.strerror}") from None
+        process = await self._start()
         logger.info("engine started, process %d", process.pid)
         try:
             return _ending(await process.wait())
         finally:
             await self._end(process)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """A shortage passes, and the requests in flight are worth more than an exit; anything else does not pass."""
+        while True:
+            try:
+                return await asyncio.create_subprocess_exec(
+                    *self._command, stdin=DEVNULL, stdout=DEVNULL, start_new_session=True
+                )
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise EngineProcessError(f"cannot start the engine: {self._command[0]}: {error.strerror}") from None
+                logger.error("cannot start the engine now: %s", error.strerror)
+            await asyncio.sleep(self._first_pause)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is not None:

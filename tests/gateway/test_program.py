@@ -11,11 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from smg_fast.embedded import MODEL_DIRECTORY
+from smg_fast.prompts.encoder import LONG_CHAT
 
 from .support import PATIENCE, Program, events, eventually, free_port, program, simulator, texts
 
@@ -129,6 +131,42 @@ async def test_requests_in_flight_are_finished_before_the_end(directory: Path) -
                 await session.get(f"{url}/health")
             rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
             assert rest[-1] == "[DONE]"
+        assert await running.end() == 0
+
+
+# Takes half a second, of the two that a template may take.
+SLOW_TEMPLATE = """
+{%- set start = strftime_now('%s%f') | int -%}
+{%- for _ in range(99999) if strftime_now('%s%f') | int < start + 500000 %}{% endfor -%}
+{%- for message in messages %}{{ message.content }} {% endfor -%}
+"""
+
+
+async def test_a_request_that_is_still_being_read_is_finished_before_the_end(directory: Path) -> None:
+    template = directory / "slow.jinja"
+    template.write_text(SLOW_TEMPLATE)
+    handshake = f"tcp://127.0.0.1:{free_port()}"
+    options = launch(directory, handshake, "--chat-template", str(template))
+    async with program(*options) as running, simulator(handshake), aiohttp.ClientSession() as session:
+        url = (await running.line(r"listens on (http://[\d.:]+);"))[1]
+        await running.line(r"INFO engine 0 is ready")
+
+        async def ask() -> int:
+            many = {"messages": CHAT["messages"] * LONG_CHAT, "max_tokens": 1}
+            async with session.post(f"{url}/v1/chat/completions", json=many) as response:
+                return response.status
+
+        async def health() -> dict[str, Any]:
+            async with session.get(f"{url}/health") as response:
+                answer: dict[str, Any] = await response.json()
+                return answer
+
+        asked = asyncio.ensure_future(ask())
+        seen = await eventually(health, lambda health: health["requests"] == 1)
+        assert seen["generations"] == 0
+        running.process.terminate()
+        await running.line("waiting for 1 requests")
+        assert await asyncio.wait_for(asked, PATIENCE) == 200
         assert await running.end() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,10 +10,12 @@ import pytest
 
 from smg_fast._codec import TokenIds
 from smg_fast.engines import Constraint, SamplingParams, TokenSpeed, family
+from smg_fast.gateway.constraints import MAX_CONSTRAINT_SIZE
 from smg_fast.gateway.errors import ApiError
 from smg_fast.gateway.requests import ChatCompletionRequest, CompletionRequest, decode
 from smg_fast.gateway.validation import (
     MAX_GENERATIONS,
+    MAX_TOKENS,
     Limits,
     check,
     check_prompt,
@@ -40,7 +43,8 @@ def sampling(
     request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int = 10, limits: Limits = LIMITS
 ) -> SamplingParams:
     check(request, CAPABILITIES, limits)
-    return sampling_params(request, prompt_tokens, limits)
+    (params,) = sampling_params(request, [prompt_tokens], limits)
+    return params
 
 
 def refused(**body: Any) -> ApiError:
@@ -55,18 +59,22 @@ def refused(**body: Any) -> ApiError:
     ("name", "inside", "outside"),
     [
         ("temperature", [0, 2.0], [-0.01, 2.01]),
-        ("top_p", [1e-9, 1], [0, 1.01, -1]),
+        ("top_p", [2.0**-126, 1], [0, 1.01, -1, 2.0**-127, 1e-300]),
         ("min_p", [0, 1], [-0.01, 1.01]),
         ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
         ("presence_penalty", [-2, 2], [-2.01, 2.01]),
-        ("repetition_penalty", [1e-9, 100.0], [0, -1]),
+        ("repetition_penalty", [2.0**-126, 100.0, 3.4e38], [0, -1, 2.0**-127, 1e-300, 3.5e38, 1e300]),
         ("top_k", [-1, 0, 1, 127], [-2, 128]),
         ("seed", [-INT64, INT64 - 1], [-INT64 - 1, INT64]),
         ("n", [1, 128], [0, 129, -1]),
         ("min_tokens", [0, 90], [-1]),
         ("max_tokens", [1, 90], [0, -5, 101, 10**30]),
-        ("stop_token_ids", [[], [0, 999]], [[-1], [1000], [10**30]]),
-        ("stop", ["a", ["a", "b", "c", "d"], []], ["", ["a", ""], list("abcde")]),
+        ("stop_token_ids", [[], [0, 999], list(range(256))], [[-1], [1000], [10**30], list(range(257)), [5] * 257]),
+        (
+            "stop",
+            ["a", ["a", "b", "c", "d"], [], ["é" * 1024] * 4],
+            ["", ["a", ""], list("abcde"), "é" * 1025, ["a", "b" * 1025]],
+        ),
     ],
 )
 @pytest.mark.parametrize("model", [chat, completion])
@@ -84,6 +92,13 @@ def test_a_refusal_tells_limit_and_value() -> None:
     assert refused(top_k=500).detail.message == "top_k must be 0 or -1 (all), or 1 to 127, got 500"
     assert refused(n=129).detail.message == "n must be at least 1 and at most 128, got 129"
     assert "100" in refused(max_tokens=101).detail.message
+    assert refused(stop=["a", "b" * 2000]).detail.message == (
+        "a string of stop can have at most 1024 characters, got 2000"
+    )
+    assert refused(stop_token_ids=[1] * 300).detail.message == "stop_token_ids can have at most 256 ids, got 300"
+    assert refused(repetition_penalty=1e300).detail.message == (
+        "repetition_penalty must be at least 1.17549e-38 and at most 3.40282e+38, got 1e+300"
+    )
 
 
 def test_what_is_given_goes_to_the_engine_as_given() -> None:
@@ -137,6 +152,17 @@ class TestMaxTokens:
         with pytest.raises(ApiError, match="required"):
             sampling(chat(), limits=UNKNOWN)
 
+    @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+    def test_is_bounded_where_the_context_is_unknown(self, name: str) -> None:
+        assert sampling(chat(**{name: MAX_TOKENS}), limits=UNKNOWN).max_tokens == MAX_TOKENS
+        with pytest.raises(ApiError, match=f"{name} must be at most {MAX_TOKENS}, got {MAX_TOKENS + 1}") as caught:
+            sampling(chat(**{name: MAX_TOKENS + 1}), limits=UNKNOWN)
+        assert (caught.value.status, caught.value.detail.param) == (400, name)
+
+    def test_is_that_of_each_prompt(self) -> None:
+        request = completion(prompt=["a", "b"], ignore_eos=True)
+        assert [params.max_tokens for params in sampling_params(request, [10, 90], LIMITS)] == [16, 10]
+
     def test_is_not_below_min_tokens(self) -> None:
         assert sampling(chat(min_tokens=5, max_tokens=5)).min_tokens == 5
         assert refused(min_tokens=6, max_tokens=5).detail.param == "min_tokens"
@@ -153,6 +179,12 @@ class TestPrompts:
             assert (caught.value.status, caught.value.detail.param) == (400, "prompt")
         assert "1000 tokens" in caught.value.detail.message
         assert "100 tokens" in caught.value.detail.message
+
+    def test_tokens_of_a_text_are_in_the_vocabulary(self) -> None:
+        check_prompt("messages", TokenIds([0, 999, 1]), LIMITS)
+        with pytest.raises(ApiError, match="token id 1000 is outside the vocabulary of 1000 ids") as caught:
+            check_prompt("messages", TokenIds([0, 1000, 1]), LIMITS)
+        assert (caught.value.status, caught.value.detail.param) == (400, "messages")
 
     def test_token_ids_are_in_the_vocabulary(self) -> None:
         assert given_prompts(completion(prompt=[0, 999]), LIMITS) == [TokenIds([0, 999])]
@@ -315,6 +347,9 @@ def test_no_constraint_is_none() -> None:
         ),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"guided_json": '{"title": "\\ud800"}'}, "guided_json"),
+        ({"guided_json": '{"minimum": NaN}'}, "guided_json"),
+        ({"guided_json": '{"a":' * 5000}, "guided_json"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"guided_regex": ""}, "guided_regex"),
@@ -325,6 +360,36 @@ def test_no_constraint_is_none() -> None:
 )
 def test_a_wrong_constraint_is_refused(body: dict[str, Any], param: str) -> None:
     assert refused(**body).detail.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "of_size"),
+    [
+        ("regex", lambda size: "é" * (size // 2) + "a" * (size % 2)),
+        ("guided_json", lambda size: {"a": "x" * (size - 8)}),
+        ("guided_choice", lambda size: ["a", "b" * (size - 2)]),
+        ("structural_tag", lambda size: "x" * size),
+    ],
+)
+def test_size_of_a_constraint(name: str, of_size: Callable[[int], Any]) -> None:
+    assert sampling(chat(**{name: of_size(MAX_CONSTRAINT_SIZE)})).constraint
+    error = refused(**{name: of_size(MAX_CONSTRAINT_SIZE + 1)}).detail
+    assert (error.param, error.message) == (name, f"{name} can have at most 131072 bytes, got 131073")
+
+
+@pytest.mark.parametrize("name", ["guided_json", "structural_tag"])
+def test_a_constraint_may_be_nested_as_deeply_as_a_body_can_be_read(name: str) -> None:
+    """Nothing between what is written on and what the body's reader refuses is an internal error."""
+    seen = set()
+    for depth in range(850, 1000):
+        value = '{"a":' * depth + "1" + "}" * depth
+        body = f'{{"messages":[],"{name}":{value}}}'
+        try:
+            sampling(decode(msgspec.json.Decoder(ChatCompletionRequest), body.encode()))
+            seen.add("fine")
+        except ApiError as error:
+            seen.add(error.detail.param or "the body")
+    assert seen == {"fine", name, "the body"}
 
 
 def test_a_constraint_that_the_engine_does_not_have_is_refused() -> None:

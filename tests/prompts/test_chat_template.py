@@ -145,6 +145,12 @@ def test_the_time_limit_is_that_of_one_rendering() -> None:
     assert rendered("{% for m in messages %}{{ m.content }}{% endfor %}") == "Hi"
 
 
+def test_the_time_limit_counts_what_comes_before_the_template() -> None:
+    for message in HI * 2, [{"role": "assistant", "tool_calls": [CALL]}]:
+        with pytest.raises(TemplateError, match="takes too long"):
+            template("x", time_limit=-1).render(msgspec.convert(message, list[Message]))
+
+
 # --- Its mistakes
 
 
@@ -199,6 +205,39 @@ def test_no_messages_make_no_prompt() -> None:
     with pytest.raises(PromptError) as error:
         rendered("x", [])
     assert error.value.param == "messages"
+
+
+# --- Roles
+
+ROLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+ONLY_USER = "{% for m in messages if m.role == 'user' or m.role == 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "wizard", ""])
+def test_a_template_that_gives_any_role_is_given_any_role(role: str) -> None:
+    assert rendered(ROLE, [{"role": role, "content": "x"}]) == f"<{role}>x"
+
+
+@pytest.mark.parametrize("role", ["", "User", "bot", "function", "sys tem"])
+def test_a_role_that_a_template_would_leave_out_is_refused_by_name(role: str) -> None:
+    with pytest.raises(PromptError) as error:
+        rendered(ONLY_USER, [*HI, HI[0] | {"role": role}])
+    assert error.value.param == "messages[1].role"
+    assert repr(role) in str(error.value)
+
+
+def test_developer_is_system_to_a_template_that_would_leave_it_out() -> None:
+    assert rendered(ONLY_USER, [{"role": "developer", "content": "x"}]) == "<system>x"
+
+
+def test_a_template_that_refuses_a_role_says_so_itself() -> None:
+    refusing = (
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('only users') }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(TemplateError, match="only users"):
+        rendered(refusing, [{"role": "bot", "content": "x"}])
 
 
 # --- Content: strings and parts

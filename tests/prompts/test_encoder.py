@@ -16,9 +16,9 @@ import tokenizers
 
 from smg_fast._codec import Tokenizer
 from smg_fast.prompts.chat_template import ChatTemplate
-from smg_fast.prompts.encoder import LONG_CHAT, LONG_TEXT, PromptEncoder
+from smg_fast.prompts.encoder import LONG_CHAT, LONG_TEXT, PromptEncoder, PromptThreads
 from smg_fast.prompts.errors import PromptError, TemplateError
-from smg_fast.prompts.messages import Message
+from smg_fast.prompts.messages import ContentPart, FunctionCall, Message, ToolCall
 from smg_fast.prompts.model_directory import ModelDirectory
 
 from .conversations import CONVERSATIONS, conversations
@@ -37,10 +37,20 @@ class CountingThreads(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
+class Threads(PromptThreads, frozen=True):
+    encoding: CountingThreads
+    rendering: CountingThreads
+
+    @property
+    def submitted(self) -> tuple[int, int]:
+        """To encode, and to render."""
+        return self.encoding.submitted, self.rendering.submitted
+
+
 @pytest.fixture
-def threads() -> Iterator[CountingThreads]:
-    with CountingThreads() as threads:
-        yield threads
+def threads() -> Iterator[Threads]:
+    with CountingThreads() as encoding, CountingThreads() as rendering:
+        yield Threads(encoding, rendering)
 
 
 @cache
@@ -48,7 +58,7 @@ def tokenizer(directory: Path) -> Tokenizer:
     return Tokenizer.from_file(str(ModelDirectory.load(directory).tokenizer_file))
 
 
-def encoder(directory: Path, threads: CountingThreads) -> PromptEncoder:
+def encoder(directory: Path, threads: Threads) -> PromptEncoder:
     return PromptEncoder(tokenizer(directory), ChatTemplate.from_model(ModelDirectory.load(directory)), threads)
 
 
@@ -57,7 +67,7 @@ def chat(*contents: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("template", MODELS)
-async def test_chats_encode_as_in_transformers(template: str, threads: CountingThreads) -> None:
+async def test_chats_encode_as_in_transformers(template: str, threads: Threads) -> None:
     reference = hugging_face(template)
     special_tokens = read_vectors(template).special_tokens
     ours = PromptEncoder(
@@ -77,7 +87,7 @@ async def test_chats_encode_as_in_transformers(template: str, threads: CountingT
         assert ids.tolist() == reference.encode(each), name
 
 
-async def test_prompts_are_as_long_as_vllm_counts_them(threads: CountingThreads) -> None:
+async def test_prompts_are_as_long_as_vllm_counts_them(threads: Threads) -> None:
     """Recorded from vLLM's own server; content parts are among them."""
     if not GOLDEN.is_file():
         pytest.skip(f"{GOLDEN} is not there")
@@ -100,7 +110,7 @@ async def test_prompts_are_as_long_as_vllm_counts_them(threads: CountingThreads)
     assert {"chat_multi_turn", "chat_content_parts", "chat_tools_none", "comp_basic"} <= seen
 
 
-async def test_special_tokens_surround_a_text_but_not_a_chat(tmp_path: Path, threads: CountingThreads) -> None:
+async def test_special_tokens_surround_a_text_but_not_a_chat(tmp_path: Path, threads: Threads) -> None:
     words = {word: id for id, word in enumerate(("<s>", "</s>", "hello", "?"))}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -116,16 +126,16 @@ async def test_special_tokens_surround_a_text_but_not_a_chat(tmp_path: Path, thr
     assert (await ours.encode_chat(chat("hello"))).tolist() == [0, 2]
 
 
-async def test_short_prompts_are_encoded_at_once(threads: CountingThreads) -> None:
+async def test_short_prompts_are_encoded_at_once(threads: Threads) -> None:
     ours = encoder(PACKAGE_MODEL, threads)
     text = "word " * (LONG_TEXT // 5 - 40)
     for ids in (await ours.encode_text(text), await ours.encode_chat(chat(text))):
         assert ours.tokenizer.decode(ids).count("word") == text.count("word")
-    assert threads.submitted == 0
+    assert threads.submitted == (0, 0)
 
 
 @pytest.mark.parametrize("contents", [["a long word " * 100_000], ["a long word"] * 3_000], ids=["text", "turns"])
-async def test_the_loop_turns_while_a_long_prompt_is_encoded(contents: list[str], threads: CountingThreads) -> None:
+async def test_the_loop_turns_while_a_long_prompt_is_encoded(contents: list[str], threads: Threads) -> None:
     ours = encoder(PACKAGE_MODEL, threads)
     encoding = asyncio.ensure_future(ours.encode_chat(chat(*contents)))
     turns = 0
@@ -136,25 +146,67 @@ async def test_the_loop_turns_while_a_long_prompt_is_encoded(contents: list[str]
     assert ours.tokenizer.decode(await encoding).count("a long word") == "".join(contents).count("a long word")
 
 
-async def test_a_long_prompt_has_the_same_ids_as_a_short_one(threads: CountingThreads) -> None:
+async def test_a_long_prompt_has_the_same_ids_as_a_short_one(threads: Threads) -> None:
     ours = encoder(PACKAGE_MODEL, threads)
     text = "".join(f"{i}: a bird 🐦 sang\n" for i in range(LONG_TEXT))
     ids = await ours.encode_text(text)
-    assert threads.submitted == 1
+    assert threads.submitted == (1, 0)
     assert ids == ours.tokenizer.encode(text, True)
 
 
-async def test_errors_come_out_of_the_threads(tmp_path: Path, threads: CountingThreads) -> None:
+def call(arguments: str | dict[str, Any]) -> list[Message]:
+    return [Message("assistant", tool_calls=[ToolCall(FunctionCall("f", arguments))])]
+
+
+@pytest.mark.parametrize(
+    ("of_size", "size"),
+    [
+        (lambda n: (chat(*["x"] * n), None), LONG_CHAT),
+        (lambda n: ([Message("user", [ContentPart("text", "x")] * n)], None), LONG_CHAT - 1),
+        (lambda n: ([Message("assistant", tool_calls=[ToolCall(FunctionCall("f"))] * n)], None), LONG_CHAT - 1),
+        (lambda n: (call({str(i): i for i in range(n)}), None), LONG_CHAT - 3),
+        (lambda n: (call(json.dumps({str(i): i for i in range(n)})), None), LONG_CHAT - 1),
+        (lambda n: (chat("x"), {"tools": [{}] * n}), LONG_CHAT - 3),
+    ],
+    ids=["messages", "parts", "calls", "arguments", "argument text", "variables"],
+)
+async def test_whatever_takes_long_to_render_is_rendered_in_a_thread(
+    of_size: Callable[[int], tuple[list[Message], dict[str, Any] | None]], size: int, threads: Threads
+) -> None:
+    ours = encoder(PACKAGE_MODEL, threads)
+    for number, submitted in ((size - 1, 0), (size, 1)):
+        messages, variables = of_size(number)
+        await ours.encode_chat(messages, template_kwargs=variables)
+        assert threads.rendering.submitted == submitted, number
+
+
+@pytest.mark.parametrize("character", ["a", "é", "🐦"])
+async def test_a_text_that_cannot_fit_is_not_encoded(character: str, threads: Threads) -> None:
+    ours = encoder(PACKAGE_MODEL, threads)
+    limit = 100 * ours.tokenizer.max_token_bytes
+    count = limit // len(character.encode())
+    assert len(await ours.encode_text(character * count, context=100)) > 0
+    encoded = threads.encoding.submitted
+    with pytest.raises(PromptError, match=rf"context of 100 tokens holds at most {limit}$") as error:
+        await ours.encode_text(character * (count + 1), context=100)
+    assert error.value.param == "prompt"
+    with pytest.raises(PromptError) as error:
+        await ours.encode_chat(chat(character * (count + 1)), context=100)
+    assert error.value.param == "messages"
+    assert threads.encoding.submitted == encoded
+
+
+async def test_errors_come_out_of_the_threads(tmp_path: Path, threads: Threads) -> None:
     (tmp_path / "tokenizer.json").write_bytes((PACKAGE_MODEL / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('Too many words!') }}")
     ours = encoder(tmp_path, threads)
     for turns in (1, LONG_CHAT):
         with pytest.raises(TemplateError, match=r"^Too many words!$"):
             await ours.encode_chat(chat(*["x"] * turns))
-    assert threads.submitted == 1
+    assert threads.submitted == (0, 1)
 
 
-async def test_there_is_no_chat_without_a_template(threads: CountingThreads) -> None:
+async def test_there_is_no_chat_without_a_template(threads: Threads) -> None:
     ours = PromptEncoder(tokenizer(PACKAGE_MODEL), None, threads)
     with pytest.raises(PromptError, match="no chat template"):
         await ours.encode_chat(chat("Hi"))

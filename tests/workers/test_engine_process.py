@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -30,6 +31,25 @@ async def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -
 async def test_a_command_that_is_not_there_is_told() -> None:
     with pytest.raises(EngineProcessError, match="/nonexistent/engine: No such file"):
         await EngineProcess(["/nonexistent/engine"]).run()
+
+
+async def test_a_shortage_of_descriptors_is_waited_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    engine = EngineProcess(
+        python("import sys; open(sys.argv[1], 'w').close(); sys.exit(3)", str(log)), first_pause=0.01
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) - 1, hard))
+    try:
+        task = asyncio.create_task(engine.run())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(task), 0.2)
+        assert not log.exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(EngineProcessError, match="ended with exit code 3"):
+        await asyncio.wait_for(task, PATIENCE)
+    assert log.exists()
 
 
 @pytest.mark.parametrize("ignores_sigterm", [False, True])
