@@ -17,7 +17,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(title="PORT", description="Port to listen on; 0 takes a free one", ge=0, le=65535)] = 8080
     max_body_size: Annotated[
         int, Meta(title="MIB", description="Largest request body, in MiB; a larger one is answered with 413", ge=1)
-    ] = 32
+    ] = 16
     shutdown_timeout: Annotated[
         float,
         Meta(

@@ -25,4 +25,6 @@ async def read_body(request: web.Request) -> bytes:
             f"The content type must be application/json, got {request.content_type}",
             code="unsupported_content_type",
         )
+    if request.content_length is not None and request.content_length > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
     return await request.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
                 prompt = given
             check_prompt("prompt", prompt, target.limits)
             prompts.append(prompt)
+            await asyncio.sleep(0)  # others have their turn between two prompts
         return await _answer(http, target, request, prompts)
 
 

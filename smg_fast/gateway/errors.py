@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 #: Seconds a client is told to wait for an engine.
 RETRY_AFTER = 1
 
+_MAX_MESSAGE = 1_000
+#: As nginx has it. aiohttp finds nobody to send it to, and is content, where it would log an exception as our fault.
+_CLIENT_GONE = 499
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -50,6 +54,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if len(message) > _MAX_MESSAGE:
+            message = f"{message[:_MAX_MESSAGE]}…"  # it quotes a client's value, of whatever size
         super().__init__(message)
         self.status = status
         self.headers = headers or {}
@@ -109,7 +115,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except web.RequestPayloadError as error:
         return ApiError(HTTPStatus.BAD_REQUEST, f"The body cannot be read: {error}").response()
     except ConnectionError:
-        raise  # the client is gone
+        return web.Response(status=_CLIENT_GONE)  # to nobody
     except Exception:
         # The outermost border: what nobody foresaw is logged here, and becomes a 500 of the right shape.
         if request.writer.output_size > 0:

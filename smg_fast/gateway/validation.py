@@ -119,11 +119,15 @@ def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
         raise invalid(param, f"{param} is empty: it has no tokens")
     if highest >= limits.vocab_size:
         raise _outside_vocabulary(param, highest, limits)
+    _check_length(param, len(prompt), limits)
+
+
+def _check_length(param: str, tokens: int, limits: Limits) -> None:
     context = limits.max_model_len
-    if context is not None and len(prompt) >= context:
+    if context is not None and tokens >= context:
         raise invalid(
             param,
-            f"The prompt has {len(prompt)} tokens, which leaves no room for an answer in the model's context of "
+            f"The prompt has {tokens} tokens, which leaves no room for an answer in the model's context of "
             f"{context} tokens",
         )
 
@@ -135,6 +139,8 @@ def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | Toke
         return [given]
     if not given:
         raise invalid("prompt", "prompt is empty")
+    if isinstance(given[0], int):
+        _check_length("prompt", len(given), limits)  # before a look at each of what may be millions
     if all(isinstance(item, int) for item in given):
         return [_token_ids("prompt", given, limits)]
     if any(isinstance(item, int) for item in given):
@@ -289,6 +295,7 @@ def _max_tokens_in_context(
 
 
 def _token_ids(param: str, ids: Any, limits: Limits) -> TokenIds:
+    _check_length(param, len(ids), limits)
     _check_vocabulary(param, ids, limits)
     return TokenIds(ids)
 

@@ -22,31 +22,37 @@ LONG_TEXT = 4_000
 thread and back 100 µs (Qwen3, gpt-oss and SmolLM2 on x86-64): the loop is never held for much longer than 1 ms, and a
 hand-over costs at most a tenth of what it saves the loop."""
 
+VERY_LONG_TEXT = 400_000
+"""Characters from which on a text waits for others of its kind: each takes 0.1 s or more, some 200 bytes of memory a
+character, and cannot be called off once it has begun. Shorter ones pass them by."""
+
 LONG_CHAT = 100
 """Messages, content parts, tool calls, and values of the JSON in a chat from which on it is rendered in a thread. Each
 takes up to 20 µs."""
 
 
 class PromptThreads(msgspec.Struct, frozen=True):
-    """Threads for prompts that take long; one pair serves all models.
+    """Threads for prompts that take long; they serve all models.
 
     Encoding releases the GIL. Rendering does not, and each thread more that renders is one more between the event loop
     and its turn: there is one.
     """
 
     encoding: Executor
+    encoding_very_long: Executor
     rendering: Executor
 
     @classmethod
     def start(cls) -> PromptThreads:
         return cls(
             encoding=ThreadPoolExecutor(thread_name_prefix="encode"),
+            encoding_very_long=ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode-very-long"),
             rendering=ThreadPoolExecutor(max_workers=1, thread_name_prefix="render"),
         )
 
     def stop(self) -> None:
         """Begin nothing more; what runs is not waited for."""
-        for executor in (self.encoding, self.rendering):
+        for executor in (self.encoding, self.encoding_very_long, self.rendering):
             executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -113,7 +119,10 @@ class PromptEncoder:
         def encode() -> TokenIds:
             return self.tokenizer.encode(text, add_special_tokens)
 
-        return encode() if len(text) < LONG_TEXT else await _in_thread(self._threads.encoding, encode)
+        if len(text) < LONG_TEXT:
+            return encode()
+        threads = self._threads
+        return await _in_thread(threads.encoding if len(text) < VERY_LONG_TEXT else threads.encoding_very_long, encode)
 
     def _check_size(self, param: str, text: str, context: int) -> None:
         """Encoding megabytes takes seconds, only to find that they are too much."""

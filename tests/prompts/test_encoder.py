@@ -16,7 +16,7 @@ import tokenizers
 
 from smg_fast._codec import Tokenizer
 from smg_fast.prompts.chat_template import ChatTemplate
-from smg_fast.prompts.encoder import LONG_CHAT, LONG_TEXT, PromptEncoder, PromptThreads
+from smg_fast.prompts.encoder import LONG_CHAT, LONG_TEXT, VERY_LONG_TEXT, PromptEncoder, PromptThreads
 from smg_fast.prompts.errors import PromptError, TemplateError
 from smg_fast.prompts.messages import ContentPart, FunctionCall, Message, ToolCall
 from smg_fast.prompts.model_directory import ModelDirectory
@@ -39,6 +39,7 @@ class CountingThreads(ThreadPoolExecutor):
 
 class Threads(PromptThreads, frozen=True):
     encoding: CountingThreads
+    encoding_very_long: CountingThreads
     rendering: CountingThreads
 
     @property
@@ -49,8 +50,8 @@ class Threads(PromptThreads, frozen=True):
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    with CountingThreads() as encoding, CountingThreads() as rendering:
-        yield Threads(encoding, rendering)
+    with CountingThreads() as encoding, CountingThreads() as very_long, CountingThreads() as rendering:
+        yield Threads(encoding, very_long, rendering)
 
 
 @cache
@@ -152,6 +153,17 @@ async def test_a_long_prompt_has_the_same_ids_as_a_short_one(threads: Threads) -
     ids = await ours.encode_text(text)
     assert threads.submitted == (1, 0)
     assert ids == ours.tokenizer.encode(text, True)
+
+
+async def test_a_long_text_passes_very_long_ones_by(threads: Threads) -> None:
+    ours = encoder(PACKAGE_MODEL, threads)
+    very_long = [asyncio.ensure_future(ours.encode_text("word " * VERY_LONG_TEXT)) for _ in range(4)]
+    await asyncio.sleep(0)
+    await ours.encode_text("word " * LONG_TEXT)
+    assert not any(text.done() for text in very_long)
+    assert (threads.encoding.submitted, threads.encoding_very_long.submitted) == (1, 4)
+    for text in very_long:
+        text.cancel()
 
 
 def call(arguments: str | dict[str, Any]) -> list[Message]:
