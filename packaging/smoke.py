@@ -59,7 +59,7 @@ def decode(cases: list[dict[str, Any]]) -> int:
                 options = TextOptions(logprobs=bool(logprobs))
                 dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], prompt_tokens=1)
             outcome = dispatcher.feed(Protocol.tokenspeed(), [[base64.b64decode(payload)]])
-            assert outcome.refused == [], outcome.refused
+            assert outcome.refused is None, outcome.refused
             ended = {sink: outputs for sink, outputs, error in outcome.ended if error is None}
             expected = [row for row in rows if row[2] not in ("", "abort")]
             assert ended.keys() == {rid for rid, _, _, _ in expected}, (case["name"], ended.keys())

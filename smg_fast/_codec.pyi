@@ -222,8 +222,11 @@ class Outcome:
     @property
     def loads(self) -> list[Load]: ...
     @property
-    def refused(self) -> list[str]:
-        """Why a message was refused, one text per refused message. No row of it was applied."""
+    def consumed(self) -> int:
+        """Messages that were read: all of them, or up to the refused one."""
+    @property
+    def refused(self) -> str | None:
+        """Why the last message read was refused, if it was. No row of it was applied."""
     @property
     def engine_dead(self) -> bool:
         """An engine said that it is dying."""
@@ -251,7 +254,11 @@ class Dispatcher:
         for an id in flight already, or no id.
         """
     def feed(self, protocol: Protocol, messages: Sequence[Sequence[bytes]]) -> Outcome:
-        """Apply messages (each a sequence of frames) in order."""
+        """Apply messages (each a sequence of frames) in order.
+
+        It ends behind a message that is refused: what that held is lost, and the caller settles what becomes of the
+        generations it may have been about before it feeds the rest.
+        """
     def fail(self, rids: Sequence[str], message: str) -> Outcome:
         """End the responses these generations belong to with an error. Ids not in flight are passed over."""
     def cancel(self, key: int) -> list[str]:

@@ -206,16 +206,21 @@ impl<S> Dispatcher<S> {
         Ok(key)
     }
 
-    /// Apply messages in order. Several ticks of one response share one write, as separate events.
+    /// Apply messages in order; how many. Several ticks of one response share one write, as separate events.
+    ///
+    /// It ends behind a message that is refused: what that held is lost, and the caller has to settle what becomes of the
+    /// generations it may have been about before a later message continues, or even finishes, them.
     pub fn feed<'a>(
         &mut self,
         protocol: Protocol,
         messages: impl IntoIterator<Item = &'a [&'a [u8]]>,
         out: &mut impl Outbox<S>,
-    ) {
+    ) -> usize {
+        let mut consumed = 0;
         // Taken out, so that rows can be applied while the tick is read.
         let mut tick = std::mem::take(&mut self.tick);
         for frames in messages {
+            consumed += 1;
             match protocol.decode(frames, &mut tick) {
                 Ok(Message::Tick) => {
                     let frame = frames.first().copied().unwrap_or_default();
@@ -234,7 +239,10 @@ impl<S> Dispatcher<S> {
                     }
                 }
                 Ok(Message::EngineDead) => out.engine_dead(),
-                Err(error) => out.refused(error),
+                Err(error) => {
+                    out.refused(error);
+                    break;
+                }
             }
         }
         self.tick = tick;
@@ -244,6 +252,7 @@ impl<S> Dispatcher<S> {
                 response.events.clear();
             }
         }
+        consumed
     }
 
     /// The choice of a request in flight. Engines keep the order of their rows, so the row before tells this one, mostly.

@@ -173,9 +173,9 @@ class EngineClient:
         ValueError
             The family cannot honour a request, or a request id is in flight already.
         """
-        messages = [(request.rid, self.family.encode_request(request)) for request in requests]
         if not self.accepting:
             raise EngineUnavailable(self.reason)
+        messages = [(request.rid, self.family.encode_request(request)) for request in requests]
         rids = [request.rid for request in requests]
         key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompt_tokens, n)
         for rid in rids:
@@ -247,32 +247,37 @@ class EngineClient:
     # --- output ---
 
     def _on_output(self, messages: list[Message]) -> None:
-        outcome = self._dispatcher.feed(
-            self.family.protocol, [[frame.bytes for frame in frames] for frames in messages]
-        )
+        while messages:
+            outcome = self._dispatcher.feed(
+                self.family.protocol, [[frame.bytes for frame in frames] for frames in messages]
+            )
+            self._on_outcome(outcome, messages[: outcome.consumed])
+            messages = messages[outcome.consumed :]
+
+    def _on_outcome(self, outcome: Outcome, messages: list[Message]) -> None:
         self._deliver(outcome, EngineFailed)
         if outcome.aborts:
             self._abort(outcome.aborts)
         for rid in outcome.finished:
             self._release(rid)
-        senders = self._senders(messages)
+        refused = messages.pop() if outcome.refused is not None else None
         now = self._loop.time()
-        for engine in senders:
+        for engine in self._senders(messages):
             engine.heard = now
-            engine.refusals = 0 if len(outcome.refused) < len(messages) else engine.refusals + len(messages)
+            engine.refusals = 0
             if engine.state is EngineState.SILENT and engine.reachable:
                 self._set_state(engine, EngineState.READY)
-        if outcome.refused:
-            self._on_refused(senders, outcome.refused)
         if outcome.engine_dead:
             notices = [frames for frames in messages if [frame.bytes for frame in frames] == [_DEATH_NOTICE]]
             for engine in self._senders(notices):
                 self._lose(engine, "has died")
+        if refused is not None:
+            self._on_refused(self._senders([refused]), outcome.refused)
 
-    def _senders(self, messages: Iterable[Message]) -> Sequence[Engine]:
+    def _senders(self, messages: Sequence[Message]) -> Sequence[Engine]:
         """Engines that some messages came from; all that come into question where it cannot be told."""
         if len(self.engines) == 1:
-            return self.engines
+            return self.engines if messages else ()
         return self._group.of_peers({peer_of(frames[0]) for frames in messages})
 
     def _deliver(self, outcome: Outcome, error: type[EngineError]) -> None:
@@ -285,14 +290,14 @@ class EngineClient:
             else:
                 sink.fail(error(message))
 
-    def _on_refused(self, senders: Sequence[Engine], refused: Sequence[str]) -> None:
+    def _on_refused(self, senders: Sequence[Engine], why: str | None) -> None:
         """What such a message held is lost, and with it whatever it was about: any generation of its engine."""
         names = " or ".join(f"engine {engine.index}" for engine in senders)
-        for text in refused:
-            logger.error("%s sent a message that cannot be read: %s", names, text)
+        logger.error("%s sent a message that cannot be read: %s", names, why)
         rids = [rid for rid, engine in self._flights.items() if engine in senders]
         self._fail(rids, EngineFailed, "the engine sent a message that cannot be read")
         for engine in senders:
+            engine.refusals += 1
             if engine.refusals >= _MAX_REFUSALS:
                 self._lose(engine, f"has sent {_MAX_REFUSALS} messages in a row that cannot be read")
 

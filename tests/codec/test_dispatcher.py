@@ -310,11 +310,20 @@ def test_an_abort_without_a_token_is_an_error_not_an_empty_answer(client: Client
 def test_a_refused_message_changes_nothing(client: Client) -> None:
     client.open(CHAT, ["r"])
     good = tick(Row("r", ids(client, "a")))
-    outcome = client.feed([good[0][:-1]], [b"\xc1"], [])
-    assert len(outcome.refused) == 3
-    assert outcome.chunks == []
+    for bad in ([good[0][:-1]], [b"\xc1"], []):
+        outcome = client.feed(bad)
+        assert outcome.refused
+        assert outcome.chunks == []
     client.feed(good, tick(Row("r", [], "stop")))
     assert client.text() == "a"
+
+
+def test_nothing_behind_a_refused_message_is_applied_before_its_loss_is_settled(client: Client) -> None:
+    client.open(CHAT, ["r"])
+    outcome = client.feed(
+        tick(Row("r", ids(client, "a"))), [b"\xc1"], tick(Row("r", ids(client, "c"), "stop")), [b"\xc1"]
+    )
+    assert (outcome.consumed, client.text(), client.end) == (2, "a", None)
 
 
 def test_a_dead_engine_says_so(client: Client) -> None:

@@ -61,7 +61,7 @@ def outputs_of(
     for rid in rids:
         dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, TextOptions(**options), [rid], prompt_tokens=1)
     outcome = dispatcher.feed(Protocol.tokenspeed(), messages)
-    assert outcome.refused == []
+    assert outcome.refused is None
     outputs: dict[str, Output] = {}
     for sink, result, error in outcome.ended:
         assert error is None
@@ -147,7 +147,7 @@ def test_a_ragged_tick_is_refused_whole(tokenizer: Tokenizer) -> None:
         ragged[column] = [*good[column], *good[column]]
         dispatcher = Dispatcher()
         dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(), ["r"], prompt_tokens=1)
-        assert len(dispatcher.feed(Protocol.tokenspeed(), [[msgpack.packb(ragged)]]).refused) == 1
+        assert dispatcher.feed(Protocol.tokenspeed(), [[msgpack.packb(ragged)]]).refused
         ((_, result, _),) = dispatcher.feed(Protocol.tokenspeed(), [last]).ended
         assert isinstance(result, list)
         assert result[0].token_ids.tolist() == [6], "no row of the refused tick was applied"

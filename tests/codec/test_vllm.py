@@ -43,7 +43,7 @@ def test_a_recording_ends_as_it_did(tokenizer: Tokenizer, name: str) -> None:
         dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], len(request["prompt_token_ids"]))
     messages = [[base64.b64decode(frame) for frame in frames] for frames in recording["outputs"]]
     outcome = dispatcher.feed(V0_32, messages)
-    assert outcome.refused == []
+    assert outcome.refused is None
     ended = {sink: (result, error) for sink, result, error in outcome.ended}
     assert ended.keys() == recording["finish"].keys()
     for rid, (reason, stop_reason) in recording["finish"].items():

@@ -276,6 +276,21 @@ async def test_a_tick_that_cannot_be_read_fails_what_it_may_have_been_about(
         await response.outputs()
 
 
+async def test_what_comes_behind_a_lost_tick_does_not_complete_an_answer_with_a_gap(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start()
+    async with await ScriptedEngine.dial(addresses.handshake) as engine:
+        await client.wait_ready(5)
+        response = await ask(client, tokenizer, "a")
+        await engine.request()
+        await asyncio.gather(
+            engine.send(Row("a", [1])), engine.output.send(b"\x93\x01"), engine.send(Row("a", [3], "length"))
+        )
+        with pytest.raises(EngineFailed, match="cannot be read"):
+            await response.outputs()
+
+
 async def test_three_in_a_row_are_enough(start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer) -> None:
     client = await start()
     async with await ScriptedEngine.dial(addresses.handshake) as engine:

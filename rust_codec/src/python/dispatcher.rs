@@ -152,8 +152,9 @@ pub struct Outcome {
     aborts: Py<PyList>,
     finished: Py<PyList>,
     loads: Py<PyList>,
-    refused: Py<PyList>,
+    refused: Option<String>,
     engine_dead: bool,
+    consumed: usize,
 }
 
 /// Gathers what a call has to say. While the dispatcher is locked nothing may run Python code: byte strings are made at once,
@@ -165,8 +166,9 @@ struct Gathered<'py> {
     aborts: Vec<Box<[u8]>>,
     finished: Vec<Box<[u8]>>,
     loads: Vec<protocol::Load>,
-    refused: Vec<String>,
+    refused: Option<String>,
     engine_dead: bool,
+    consumed: usize,
 }
 
 impl Outbox<Py<PyAny>> for Gathered<'_> {
@@ -191,7 +193,7 @@ impl Outbox<Py<PyAny>> for Gathered<'_> {
     }
 
     fn refused(&mut self, error: protocol::Error) {
-        self.refused.push(error.to_string());
+        self.refused = Some(error.to_string());
     }
 
     fn engine_dead(&mut self) {
@@ -220,8 +222,9 @@ impl<'py> Gathered<'py> {
             aborts: Vec::new(),
             finished: Vec::new(),
             loads: Vec::new(),
-            refused: Vec::new(),
+            refused: None,
             engine_dead: false,
+            consumed: 0,
         }
     }
 
@@ -253,8 +256,9 @@ impl<'py> Gathered<'py> {
             aborts: strings(py, &self.aborts)?.unbind(),
             finished: strings(py, &self.finished)?.unbind(),
             loads: PyList::new(py, self.loads.into_iter().map(Load::from))?.unbind(),
-            refused: PyList::new(py, self.refused)?.unbind(),
+            refused: self.refused,
             engine_dead: self.engine_dead,
+            consumed: self.consumed,
         })
     }
 }
@@ -315,7 +319,7 @@ impl Dispatcher {
         let messages: Vec<Vec<&[u8]>> =
             messages.iter().map(|frames| frames.iter().map(|frame| frame.as_bytes()).collect()).collect();
         let mut gathered = Gathered::new(py);
-        self.lock().feed(protocol.inner, messages.iter().map(Vec::as_slice), &mut gathered);
+        gathered.consumed = self.lock().feed(protocol.inner, messages.iter().map(Vec::as_slice), &mut gathered);
         gathered.into_outcome()
     }
 
