@@ -352,7 +352,8 @@ impl<S> Dispatcher<S> {
     /// End a response with an error that comes from one of its generations. `engine_knows`: the engine has ended that one.
     /// What a stream has so far, a slow reader's backlog included, comes before the error.
     fn fail_from(&mut self, slot: usize, why: &str, engine_knows: bool, out: &mut impl Outbox<S>) {
-        let Some(mut response) = self.choices.get(slot).and_then(|choice| self.responses.remove(choice.response)) else {
+        let Some(mut response) = self.choices.get(slot).and_then(|choice| self.responses.remove(choice.response))
+        else {
             return;
         };
         for &choice_slot in &response.choices {
