@@ -147,7 +147,7 @@ async def killed_under_load(endpoint: str, process: EngineProcess) -> None:
         process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 1
     assert all(isinstance(result, openai.APIError) for result in results), results
 
 

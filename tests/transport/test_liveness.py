@@ -168,7 +168,10 @@ async def test_a_strangers_hello_takes_no_healthy_engine_down(
 
 
 async def send_and_close(engine: ScriptedEngine, *messages: bytes) -> None:
-    """An engine's last words, all of them delivered, and its end, before the gateway's loop has a turn."""
+    """An engine's last words, all of them delivered, and its end, before the gateway's loop has a turn.
+
+    The pauses are for ZeroMQ's own threads, on both sides: to await anything would give the loop its turn.
+    """
     sender: zmq.Socket[bytes] = zmq.Socket.shadow(engine.output)
     for message in messages:
         sender.send(message)

@@ -60,6 +60,8 @@ class Metadata:
             return value
         raise self._mismatch(key, "an integer")
 
+    # Of lists mypy does not see that all their elements have been looked at.
+
     def strings(self, key: str) -> list[str] | None:
         value = self._values.get(key)
         if value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
