@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,14 @@ class Table:
             rows[0].append(f"{over} / {under}")
             for row, cells in zip(rows[1:], self.cells.values(), strict=True):
                 row.append(f"{cells[over] / cells[under]:.3f}" if over in cells and under in cells else "-")
-        left, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for label, *values in rows:
-            yield f"{label:<{left}}" + "".join(f"  {v:>{w}}" for v, w in zip(values, widths, strict=True))
+        yield from aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line of text for each row: the first column to the left, the others to the right."""
+    left, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for label, *values in rows:
+        yield f"{label:<{left}}" + "".join(f"  {v:>{w}}" for v, w in zip(values, widths, strict=True))
 
 
 TABLES = pytest.StashKey[dict[str, Table]]()
