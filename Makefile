@@ -15,7 +15,7 @@ CODEC_SOURCES := Cargo.toml Cargo.lock rust_codec/Cargo.toml $(shell find rust_c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rust test-python lint format bench build wheels wheels-test clean
+.PHONY: help serve test test-rust test-python lint format docs bench build wheels wheels-test clean
 
 help:  ## List the targets
 	@echo "smg-fast: make TARGET"
@@ -47,6 +47,9 @@ format: $(VENV)/.dev-stamp | cargo  ## Format the sources in place
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	cargo fmt --all
+
+docs: build  ## Write docs/parameters.md anew, from what the code says of itself
+	$(BIN)/python -m smg_fast.gateway.parameters >docs/parameters.md
 
 bench: build $(VENV)/.dev-stamp  ## Run the benchmarks (less than a minute)
 	$(BIN)/pytest --benchmark-only

@@ -20,7 +20,7 @@ from setuptools.errors import CompileError, LinkError, PlatformError
 from bench import cython_baseline
 from bench.report import table
 from bench.ticks import TEXT, request_ids, tick, ticks
-from smg_fast._codec import Dispatcher, ResponseFormat, TextOptions, Tokenizer
+from smg_fast._codec import Dispatcher, Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
 from smg_fast._codec import Protocol as WireProtocol
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TICKS = {1: 1024, 64: 64, 256: 64, 1024: 32}  # rows -> ticks of a round
 ROUNDS = 40
 TOKENSPEED = WireProtocol.tokenspeed()
+PROMPT = Prompt(TokenIds([0] * 120))
 
 
 class Decoder(Protocol):
@@ -45,9 +46,9 @@ class Codec:
 
     def __init__(self, rids: list[str], tokenizer: Tokenizer, logprobs: bool) -> None:
         self.dispatcher = Dispatcher()
-        options = TextOptions(logprobs=logprobs)
+        options = TextOptions(logprobs=0 if logprobs else None)
         for rid in rids:
-            self.dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], 120)
+            self.dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], [PROMPT])
 
     def feed(self, payload: bytes) -> None:
         self.dispatcher.feed(TOKENSPEED, [[payload]])

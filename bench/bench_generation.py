@@ -10,7 +10,17 @@ import pytest
 
 from bench.report import table
 from bench.ticks import TEXT, tick
-from smg_fast._codec import Detokenizer, Dispatcher, Output, Protocol, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast._codec import (
+    Detokenizer,
+    Dispatcher,
+    Output,
+    Prompt,
+    Protocol,
+    ResponseFormat,
+    TextOptions,
+    TokenIds,
+    Tokenizer,
+)
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -21,6 +31,7 @@ RID = "0123456789abcdef0123456789abcdef-0"
 SINK = object()
 ROUNDS = 10
 TOKENSPEED = Protocol.tokenspeed()
+PROMPT = Prompt(TokenIds([0] * 120))
 
 FORMATS = {
     "streamed chat": ResponseFormat.chat(id="chatcmpl-bench", model="bench", created=0, stream=True),
@@ -41,7 +52,7 @@ class Generation:
     def run(self, format: ResponseFormat, options: TextOptions) -> bytes | list[Output]:
         """Open, feed and end it; what it ended with."""
         dispatcher = Dispatcher()
-        dispatcher.open(SINK, format, self.tokenizer, options, [RID], 120)
+        dispatcher.open(SINK, format, self.tokenizer, options, [RID], [PROMPT])
         feed = dispatcher.feed
         for messages in islice(cycle(self.ticks), self.length - 1):
             feed(TOKENSPEED, messages)
@@ -51,7 +62,7 @@ class Generation:
         return data
 
     def outputs(self) -> Output:
-        (output,) = self.run(ResponseFormat.outputs(), TextOptions(logprobs=True))
+        (output,) = self.run(ResponseFormat.outputs(), TextOptions(logprobs=0))
         assert isinstance(output, Output)
         return output
 
@@ -69,7 +80,7 @@ def bench_token_by_length(
 ) -> None:
     """100,000 tokens a round: as one generation, or as a hundred of 1,000."""
     generation = Generation(tokenizer, length, logprobs=logprobs)
-    options = TextOptions(logprobs=logprobs)
+    options = TextOptions(logprobs=0 if logprobs else None)
 
     def run() -> None:
         for _ in range(LONG // length):

@@ -29,6 +29,7 @@ CONTENTS = {
     "smg_fast/py.typed",
     *(str(path.relative_to(ROOT)) for path in (ROOT / "smg_fast").rglob("*.py")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "smg_fast" / "embedded" / "model").iterdir()),
+    "smg_fast/embedded/wire/vllm/layouts.json",
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import smg_fast
 from smg_fast import _codec
-from smg_fast._codec import Dispatcher, Protocol, ResponseFormat, TextOptions, Tokenizer
+from smg_fast._codec import Dispatcher, Prompt, Protocol, ResponseFormat, TextOptions, TokenIds, Tokenizer
 
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "smg-fast")
 PATIENCE = 120.0  # seconds; an emulated processor is slow
@@ -56,8 +56,9 @@ def decode(cases: list[dict[str, Any]]) -> int:
         for payload in case["payloads"].values():
             dispatcher = Dispatcher()
             for rid, _, _, logprobs in rows:
-                options = TextOptions(logprobs=bool(logprobs))
-                dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], prompt_tokens=1)
+                options = TextOptions(logprobs=0 if logprobs else None)
+                prompts = [Prompt(TokenIds([1]))]
+                dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, options, [rid], prompts)
             outcome = dispatcher.feed(Protocol.tokenspeed(), [[base64.b64decode(payload)]])
             assert outcome.refused is None, outcome.refused
             ended = {sink: outputs for sink, outputs, error in outcome.ended if error is None}

@@ -15,12 +15,14 @@ __all__ = [
     "Logprobs",
     "Outcome",
     "Output",
+    "Prompt",
     "Protocol",
     "ReadyResponse",
     "ResponseFormat",
     "TextOptions",
     "TokenIds",
     "Tokenizer",
+    "Wave",
     "__revision__",
     "__version__",
     "decode_handshake",
@@ -83,6 +85,12 @@ class Tokenizer:
         """Text of the whole sequence at once; ids outside the vocabulary contribute nothing."""
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, id: int) -> str | None: ...
+    def stop_token(self, text: str) -> int | None:
+        """The token that is exactly this text wherever it stands, and shows in every text.
+
+        An engine may stop at it in the place of the text. ``None`` where there is none: no single token, a special
+        one, or a decoder that spells a token by its place.
+        """
     @property
     def vocab_size(self) -> int:
         """Ids known to the tokenizer, added tokens included: the highest id plus one."""
@@ -107,11 +115,16 @@ class TextOptions:
     """What to do with the text of every generation of a response.
 
     ``stop``: strings that end a generation; the text ends before the match, or after it with ``include_stop_str``.
-    A match that ends within the first ``min_tokens`` tokens does not count.
+    The match that ends first counts, of those that end together the first in the list; none that ends within the first
+    ``min_tokens`` tokens.
     ``stop_token_ids`` (the request's) and ``eos_token_ids`` (the model's) are for the engine to stop at; here they
-    say which last
-    token has no text (unless ``include_stop_str``), and the first are reported as ``stop_reason``.
-    Raises ``ValueError`` for an empty stop string.
+    say which last token has no text (unless ``include_stop_str``), and the first are reported as ``stop_reason`` where
+    the engine gives no reason of its own. A token that is in neither (``Tokenizer.stop_token``) has its text, and the
+    stop string in it is found.
+    ``logprobs``: alternatives asked for with every token, 0 for the sampled token alone. ``prompt_logprobs`` the same
+    for the tokens of the prompt. ``None``: none at all. A response whose engine does not send them fails.
+    ``hide_output``: what is generated is counted and not shown; the answer is the prompt's echo and logprobs.
+    Raises ``ValueError`` for an empty stop string, ``OverflowError`` for a negative number.
     """
 
     def __new__(
@@ -123,19 +136,51 @@ class TextOptions:
         include_stop_str: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
-        logprobs: bool = False,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        hide_output: bool = False,
     ) -> TextOptions: ...
+
+@final
+class Prompt:
+    """One prompt of a response, as its answers need it. ``echo`` is a text that goes before each of them.
+
+    A chat's stream has it in an event of its own, a completion's in the first. With ``logprobs`` and
+    ``prompt_logprobs`` a completion's echo has the logprobs of the prompt's tokens too; its first event waits for them.
+    """
+
+    def __new__(cls, ids: TokenIds, *, echo: str | None = None) -> Prompt: ...
 
 @final
 class ResponseFormat:
     """What the client of a response receives. ``created`` is in seconds since the epoch."""
 
     @staticmethod
-    def chat(*, id: str, model: str, created: int, stream: bool, include_usage: bool = False) -> ResponseFormat:
-        """``chat.completion``, or ``chat.completion.chunk`` events with ``stream``."""
+    def chat(
+        *,
+        id: str,
+        model: str,
+        created: int,
+        stream: bool,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+    ) -> ResponseFormat:
+        """``chat.completion``, or ``chat.completion.chunk`` events with ``stream``.
+
+        ``continuous_usage``: every event tells the usage of its choice so far. ``prompt_logprobs`` are a field of the
+        body, and of no event.
+        """
     @staticmethod
-    def completion(*, id: str, model: str, created: int, stream: bool, include_usage: bool = False) -> ResponseFormat:
-        """``text_completion``, whole or as events."""
+    def completion(
+        *,
+        id: str,
+        model: str,
+        created: int,
+        stream: bool,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+    ) -> ResponseFormat:
+        """``text_completion``, whole or as events. Each choice of a body has its ``prompt_logprobs``."""
     @staticmethod
     def outputs() -> ResponseFormat:
         """No rendering: the response ends with a list of ``Output``, for callers in this process."""
@@ -148,18 +193,29 @@ class Output:
     def index(self) -> int:
         """Position of the choice in its response."""
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """What was generated, without the prompt's echo."""
     @property
     def token_ids(self) -> TokenIds: ...
     @property
     def logprobs(self) -> Logprobs | None:
         """One per token id; ``None`` where not asked for."""
     @property
+    def top_logprobs(self) -> list[list[tuple[int, float]]] | None:
+        """Per token: the sampled id, then the likeliest others, with their logprobs; none twice. ``None`` where no
+        alternatives were asked for.
+        """
+    @property
+    def prompt_logprobs(self) -> list[list[tuple[int, float, int]] | None] | None:
+        """Per token of the prompt: its own id, logprob and rank, then those of the likeliest others. The first has
+        ``None``. The whole is ``None`` where not asked for.
+        """
+    @property
     def finish_reason(self) -> str:
         """``stop``, ``length``, ``abort`` or ``repetition``."""
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string that matched, or the id of the request's stop token that was sampled."""
+        """The stop string that matched, else the engine's reason, else the request's stop token that was sampled."""
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens the engine found in its cache."""
@@ -177,6 +233,19 @@ class Load:
     @property
     def kv_usage(self) -> float:
         """The share of the KV cache that is in use, in [0, 1]."""
+
+@final
+class Wave:
+    """What an engine of a data-parallel group that runs in lockstep says of its waves (vLLM)."""
+
+    @property
+    def engine_index(self) -> int: ...
+    @property
+    def complete(self) -> int | None:
+        """The wave that has ended: the group is idle."""
+    @property
+    def start(self) -> int | None:
+        """The wave that the others shall start."""
 
 @final
 class Protocol:
@@ -222,6 +291,8 @@ class Outcome:
     @property
     def loads(self) -> list[Load]: ...
     @property
+    def waves(self) -> list[Wave]: ...
+    @property
     def consumed(self) -> int:
         """Messages that were read: all of them, or up to the refused one."""
     @property
@@ -245,19 +316,21 @@ class Dispatcher:
         tokenizer: Tokenizer,
         options: TextOptions,
         rids: Sequence[str],
-        prompt_tokens: int,
-        n: int = 1,
+        prompts: Sequence[Prompt],
     ) -> int:
         """Begin a response with one generation per request id, in the order of its choices; returns its key.
 
-        ``prompt_tokens`` is what usage reports, ``n`` the number of choices each prompt has. Raises ``ValueError``
-        for an id in flight already, or no id.
+        Each prompt has as many choices as the others: the first ids are those of the first prompt. Raises
+        ``ValueError`` for an id in flight already, no id, and ids that do not divide by the prompts.
         """
     def feed(self, protocol: Protocol, messages: Sequence[Sequence[bytes]]) -> Outcome:
         """Apply messages (each a sequence of frames) in order.
 
         It ends behind a message that is refused: what that held is lost, and the caller settles what becomes of the
         generations it may have been about before it feeds the rest.
+
+        An engine's error fails the response, and so does an abort before any token where that is how the engine
+        refuses (TokenSpeed; vLLM's is shown as ``abort``), and an id listed as finished that no row has ended.
         """
     def fail(self, rids: Sequence[str], message: str) -> Outcome:
         """End the responses these generations belong to with an error. Ids not in flight are passed over."""

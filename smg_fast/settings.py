@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from .engines import ConstraintBackend, RequestForm
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -18,6 +20,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_size: Annotated[
         int, Meta(title="MIB", description="Largest request body, in MiB; a larger one is answered with 413", ge=1)
     ] = 16
+    strict: Annotated[bool, Meta(description="Refuse requests with unknown fields; without it they are ignored")] = (
+        False
+    )
     shutdown_timeout: Annotated[
         float,
         Meta(
@@ -29,7 +34,36 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[LogLevel, Meta(description="Least severe messages to log, on standard error")] = "info"
 
 
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is served, whoever starts its engine."""
+
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Meta(title="NAME", description="Names clients may call the model by [default: the name of its directory]"),
+    ] = ()
+    chat_template: Annotated[
+        str | None, Meta(title="FILE", description="Jinja2 chat template to use instead of the model's own")
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Meta(description="Take defaults of sampling from the model's generation_config.json: auto does, none does not"),
+    ] = "auto"
+    vllm_version: Annotated[
+        str | None,
+        Meta(title="VERSION", description="Version of vLLM, for engines that do not report it: those before 0.24"),
+    ] = None
+    structured_outputs_backend: Annotated[
+        ConstraintBackend, Meta(description="What vLLM enforces constraints with")
+    ] = "guidance"
+    max_logprobs: Annotated[
+        int,
+        Meta(
+            title="N", description="Alternatives to a token that vLLM gives logprobs of; its own --max-logprobs", ge=0
+        ),
+    ] = 20
+
+
+class WorkerSettings(ModelSettings, frozen=True, kw_only=True):
     """One worker and the model it serves."""
 
     worker: Annotated[
@@ -39,7 +73,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="The engine's ZeroMQ address: sockets are bound at PATH-in.sock and PATH-out.sock",
         ),
     ]
-    runtime: Annotated[str, Meta(title="NAME", description="The engine's family: tokenspeed")]
     model: Annotated[
         str,
         Meta(
@@ -47,10 +80,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="The model's directory, with tokenizer, chat template and configuration, or its GGUF file",
         ),
     ]
-    served_model_name: Annotated[
-        tuple[str, ...],
-        Meta(title="NAME", description="Names clients may call the model by [default: the name of its directory]"),
-    ] = ()
+    runtime: Annotated[
+        str | None, Meta(title="NAME", description="The engine's family: vllm or tokenspeed [default: vllm]")
+    ] = None
     handshake_address: Annotated[
         str | None,
         Meta(
@@ -59,12 +91,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     request_form: Annotated[
-        Literal["tagged", "tuple"],
+        RequestForm,
         Meta(description="Revision of TokenSpeed's wire that requests are written in: tuple is the first one"),
     ] = "tagged"
-    chat_template: Annotated[
-        str | None, Meta(title="FILE", description="Jinja2 chat template to use instead of the model's own")
-    ] = None
     engine_count: Annotated[
         int, Meta(title="N", description="Engines that share the sockets: data-parallel ranks, numbered from 0", ge=1)
     ] = 1
@@ -78,18 +107,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 300.0
 
 
-class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ServeSettings(ModelSettings, frozen=True, kw_only=True):
     """An engine that this command starts itself, beside the gateway."""
 
     backend: Annotated[
-        Literal["llamacpp", "simulator"],
-        Meta(description="The engine to start: llamacpp runs a GGUF file; the simulator, without a model, echoes"),
+        Literal["vllm", "llamacpp", "simulator"],
+        Meta(
+            description="The engine to start: vllm serves a model's directory, llamacpp runs a GGUF file; the "
+            "simulator, without a model, echoes"
+        ),
     ]
     model: Annotated[
         str | None,
         Meta(
             title="PATH",
-            description="The model: a GGUF file for llamacpp, a directory for the simulator [default: a small one]",
+            description="The model: a directory for vllm and the simulator, a GGUF file for llamacpp [default: a "
+            "small one; vllm has none]",
         ),
     ] = None
     tokenizer: Annotated[
@@ -99,6 +132,11 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="Directory with the model's tokenizer and chat template [default: the model's own]",
         ),
     ] = None
-    served_model_name: Annotated[
-        tuple[str, ...], Meta(title="NAME", description="Names clients may call the model by [default: the model's]")
-    ] = ()
+    vllm_python: Annotated[
+        str | None,
+        Meta(
+            title="FILE",
+            description="Python interpreter that has vLLM [default: SMG_FAST_VLLM_PYTHON; else the vllm on the PATH, "
+            "or this interpreter]",
+        ),
+    ] = None

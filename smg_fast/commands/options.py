@@ -1,8 +1,9 @@
-"""Settings structs <-> command-line options."""
+"""Settings structs <-> command-line options, and command lines."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -16,13 +17,25 @@ def add_options(parser: argparse.ArgumentParser, settings: type[msgspec.Struct],
     for field in msgspec.structs.fields(settings):
         kind, meta = get_args(field.type)
         described: dict[str, Any] = {"required": field.required, "help": _help(meta.description, field)}
-        if get_origin(kind) is Literal:
+        if kind is bool:
+            described |= {"action": "store_const", "const": True}
+        elif get_origin(kind) is Literal:
             described["choices"] = get_args(kind)
         else:
             described["metavar"] = meta.title
         if get_origin(kind) is tuple:
             described["nargs"] = "+"
         group.add_argument(_flag(field.name), **described)
+
+
+def flags(settings: type[msgspec.Struct]) -> list[str]:
+    """The options, one per field."""
+    return [_flag(field.name) for field in msgspec.structs.fields(settings)]
+
+
+def own_command(*arguments: str) -> list[str]:
+    """The command line of ``smg-fast`` itself, with these arguments."""
+    return [sys.executable, "-m", "smg_fast", *arguments]
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace, settings: type[Settings]) -> Settings:
@@ -52,7 +65,7 @@ def _flag(name: str) -> str:
 
 def _help(description: str, field: msgspec.structs.FieldInfo) -> str:
     text = description.replace("%", "%%")
-    if field.required or field.default in (None, ()):
+    if field.required or field.default in (None, (), False):
         return text
     default = f"{field.default:g}" if isinstance(field.default, float) else field.default
     return f"{text} [default: {default}]"

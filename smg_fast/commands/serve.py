@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shlex
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,31 +15,42 @@ from typing import Protocol
 
 import msgspec
 
-from ..settings import GatewaySettings, ServeSettings, WorkerSettings
-from . import llamacpp, simulate
+from ..settings import GatewaySettings, ModelSettings, ServeSettings, WorkerSettings
+from . import llamacpp, simulate, vllm
 from .options import add_options, read_options
+
+logger = logging.getLogger(__name__)
 
 HELP = "start an engine and the gateway together"
 DESCRIPTION = "Start an engine and the gateway for it. Both end together."
 EPILOG = (
-    "Options that are not listed here go to the engine: those of llamacpp are in `smg-fast llamacpp --help` "
-    "(--ctx-size, --slots, --threads), those of the simulator in `smg-fast simulate --help`."
+    "Options that are not listed here, and whatever follows --, go to the engine: those of vllm are in `vllm serve "
+    "--help`, those of llamacpp in `smg-fast llamacpp --help` (--ctx-size, --slots, --threads), those of the simulator "
+    "in `smg-fast simulate --help`."
 )
 
 
 class Backend(Protocol):
-    """What the module of an engine's own command has for this one."""
+    """What a module of this package has to have for its engine to be started here. ``options`` are the engine's own."""
 
-    RUNTIME: str
+    def model(self, parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str, str]:
+        """What the engine shall serve, and its name."""
 
-    def model(self, parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str, str]: ...
+    def runtime(self, options: Sequence[str]) -> str:
+        """The engine family."""
 
-    def command(self, model: str, worker: WorkerSettings, *, parent: int, options: Sequence[str]) -> list[str]: ...
+    def command(
+        self,
+        parser: argparse.ArgumentParser,
+        settings: ServeSettings,
+        worker: WorkerSettings,
+        model: str,
+        options: Sequence[str],
+    ) -> list[str]:
+        """The engine's command line. Both end the process, in the name of ``parser``, for what cannot be."""
 
-    def check(self, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None: ...
 
-
-_BACKENDS: dict[str, Backend] = {"llamacpp": llamacpp, "simulator": simulate}
+_BACKENDS: dict[str, Backend] = {"vllm": vllm, "llamacpp": llamacpp, "simulator": simulate}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +65,13 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
 
     gateway = read_options(parser, arguments, GatewaySettings)
     settings = read_options(parser, arguments, ServeSettings)
+    options = list(others)
+    if "--" in options:
+        options.remove("--")
     backend = _BACKENDS[settings.backend]
     model, name = backend.model(parser, settings)
-    worker = _worker(settings, backend, model, name)
-    command = backend.command(model, worker, parent=os.getpid(), options=others)
-    backend.check(parser, command)
+    worker = _worker(settings, backend.runtime(options), model, name)
+    command = backend.command(parser, settings, worker, model, options)
     return running.run(_serve(gateway, worker, command), gateway.log_level)
 
 
@@ -70,7 +83,8 @@ async def _serve(gateway: GatewaySettings, worker: WorkerSettings, command: list
     asked_to_exit = exit_signal()
     server = GatewayServer(gateway, [worker])
     await server.start()
-    engine = asyncio.create_task(EngineProcess([sys.executable, "-m", "smg_fast", *command]).run())
+    logger.info("listening on %s; requests are answered with 503 until the engine is ready", server.url)
+    engine = asyncio.create_task(EngineProcess(command).run())
     asked = asyncio.create_task(asked_to_exit.wait())
     ready = asyncio.create_task(server.wait_ready())
     try:
@@ -88,12 +102,13 @@ async def _serve(gateway: GatewaySettings, worker: WorkerSettings, command: list
         await asyncio.gather(engine, asked, ready, return_exceptions=True)
 
 
-def _worker(settings: ServeSettings, backend: Backend, model: str, name: str) -> WorkerSettings:
+def _worker(settings: ServeSettings, runtime: str, model: str, name: str) -> WorkerSettings:
+    model_settings = {field: getattr(settings, field) for field in ModelSettings.__struct_fields__}
     return WorkerSettings(
+        **{**model_settings, "served_model_name": settings.served_model_name or (name,)},
         worker=f"ipc://{socket_directory()}/{settings.backend}-{os.getpid()}",
-        runtime=backend.RUNTIME,
+        runtime=runtime,
         model=settings.tokenizer or model,
-        served_model_name=settings.served_model_name or (name,),
         # One that is free, as the one that belongs to the path may be taken and nobody else has to know it.
         handshake_address=f"tcp://127.0.0.1:{_free_port()}",
     )

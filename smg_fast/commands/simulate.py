@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,10 @@ from ..embedded import MODEL_DIRECTORY, simulator
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.model_directory import ModelDirectory
 from ..settings import ServeSettings, WorkerSettings
-from .options import refuse
+from .options import own_command, refuse
 
 HELP = "run the simulated engine alone"
 DESCRIPTION = "An engine without a model, for machines without a GPU. It dials a gateway as any engine does."
-
-#: The engine family that the simulator belongs to.
-RUNTIME = "tokenspeed"
 
 #: Start, separator and end of a turn in the chat templates we know; the simulator echoes what is between the last two.
 _TURNS = (("<|im_start|>", "\n", "<|im_end|>"), ("<|start|>", "<|message|>", "<|end|>"))
@@ -58,6 +56,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
             eos_token_ids=model.eos_token_ids(tokenizer),
             markers=_markers(tokenizer),
             max_model_len=model.context_length,
+            vocab_size=model.vocab_size or tokenizer.vocab_size,
         )
     )
 
@@ -69,21 +68,35 @@ def model(parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str
     return str(MODEL_DIRECTORY), settings.backend
 
 
-def command(model: str, worker: WorkerSettings, *, parent: int, options: Sequence[str]) -> list[str]:
-    """Arguments of ``smg-fast`` that start the simulator for a worker; it ends with the process ``parent``."""
+def runtime(options: Sequence[str]) -> str:
+    """The engine family that the simulator passes for with these options."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--runtime", default="tokenspeed")
+    asked: str = own.parse_known_args(options)[0].runtime
+    return asked
+
+
+def command(
+    parser: argparse.ArgumentParser,
+    settings: ServeSettings,
+    worker: WorkerSettings,
+    model: str,
+    options: Sequence[str],
+) -> list[str]:
+    """The command line that starts the simulator for a worker; it ends with this process.
+
+    Ends the process, in the name of ``parser``, if the simulator would not understand it.
+    """
     assert worker.handshake_address is not None
-    return [
-        "simulate",
-        *("--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(parent)),
-        *options,
-    ]
-
-
-def check(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """End the process, in the name of ``parser``, if the simulator would not understand its arguments."""
+    arguments = ["--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(os.getpid())]
+    arguments += ["--max-logprobs", str(worker.max_logprobs)]
+    if worker.vllm_version is not None:
+        arguments += ["--vllm-version", worker.vllm_version]
+    arguments += options
     own = argparse.ArgumentParser(prog=parser.prog, usage=parser.format_usage().removeprefix("usage: "), add_help=False)
     add_arguments(own)
-    own.parse_args(arguments[1:])
+    own.parse_args(arguments)
+    return own_command("simulate", *arguments)
 
 
 def _markers(tokenizer: Tokenizer) -> simulator.TurnMarkers | None:

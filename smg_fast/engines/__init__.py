@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from .capabilities import Capabilities
-from .family import EngineFamily
+from .capabilities import Capabilities, OptionalParameter
+from .family import EngineFamily, StartWave, UnsupportedEngineError
 from .request import Constraint, ConstraintKind, GenerationRequest, SamplingParams
 from .tokenspeed import RequestForm, TokenSpeed
+from .vllm import VLLM, ConstraintBackend
 
 __all__ = [
     "FAMILIES",
+    "VLLM",
     "Capabilities",
     "Constraint",
+    "ConstraintBackend",
     "ConstraintKind",
     "EngineFamily",
     "GenerationRequest",
+    "OptionalParameter",
     "RequestForm",
     "SamplingParams",
+    "StartWave",
     "TokenSpeed",
+    "UnsupportedEngineError",
     "family",
 ]
 
-#: By the name ``--runtime`` knows them by.
-FAMILIES: dict[str, type[TokenSpeed]] = {TokenSpeed.name: TokenSpeed}
+#: What ``--runtime`` may say.
+FAMILIES = (VLLM.name, TokenSpeed.name)
 
 
-def family(name: str, *, request_form: RequestForm = "tagged") -> EngineFamily:
-    """The family of this name. Raises ``ValueError``, listing the known ones.
+def family(
+    name: str,
+    *,
+    request_form: RequestForm = "tagged",
+    vllm_version: str | None = None,
+    structured_outputs_backend: ConstraintBackend = "guidance",
+    max_logprobs: int = 20,
+) -> EngineFamily:
+    """The family of this name.
 
-    ``request_form`` is the revision of the wire that requests are written in, where a family has several.
+    Parameters
+    ----------
+    request_form
+        See ``TokenSpeed``.
+    vllm_version, structured_outputs_backend, max_logprobs
+        See ``VLLM``.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, or a version of vLLM whose wire is not known.
     """
-    try:
-        made = FAMILIES[name]
-    except KeyError:
-        raise ValueError(f"unknown runtime {name!r}; known: {', '.join(sorted(FAMILIES))}") from None
-    return made(request_form)
+    if name == VLLM.name:
+        return VLLM(vllm_version, structured_outputs_backend, max_logprobs)
+    if name == TokenSpeed.name:
+        return TokenSpeed(request_form)
+    raise ValueError(f"unknown runtime {name!r}; known: {', '.join(FAMILIES)}")

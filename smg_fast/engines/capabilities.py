@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from .request import ConstraintKind
+
+#: Parameters of ``SamplingParams``, ``Constraint`` and ``GenerationRequest`` that some families have no room for.
+OptionalParameter = Literal[
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "disable_additional_properties",
+    "disable_any_whitespace",
+    "logit_bias",
+    "priority",
+    "prompt_logprobs",
+    "whitespace_pattern",
+]
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,14 +27,20 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    max_top_k : int
-        Largest ``top_k`` that selects anything; "all" (-1 or 0) is always honoured.
+    max_top_k : int, optional
+        Largest ``top_k`` that selects anything; "all" (-1 or 0) is always honoured. ``None``: any.
     max_top_logprobs : int
         Alternatives that can be had beside the sampled token's logprob; 0: that one only.
     constraints : frozenset of str
         Kinds of constraint that an answer can have.
+    parameters : frozenset of str
+        Of the optional parameters, those that are honoured.
+    constraint_backend : str, optional
+        What the engine enforces constraints with, where that is known: ``guidance``, ``xgrammar``, ...
     """
 
-    max_top_k: int
+    max_top_k: int | None
     max_top_logprobs: int
     constraints: frozenset[ConstraintKind]
+    parameters: frozenset[OptionalParameter] = frozenset()
+    constraint_backend: str | None = None

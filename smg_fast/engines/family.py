@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .._codec import Protocol as WireProtocol
+from .._codec import ReadyResponse
 from .capabilities import Capabilities
 from .request import GenerationRequest
+
+#: Frames that make an engine begin the wave of this number, without its identity. One that runs goes on.
+StartWave = Callable[[int], list[bytes]]
+
+
+class UnsupportedEngineError(ValueError):
+    """An engine that speaks no wire known here. The text tells the operator what to do about it."""
 
 
 class EngineFamily(Protocol):
@@ -18,17 +26,22 @@ class EngineFamily(Protocol):
         """As in ``--runtime``."""
 
     @property
-    def protocol(self) -> WireProtocol:
-        """What ``Dispatcher.feed`` decodes the family's messages as."""
-
-    @property
     def capabilities(self) -> Capabilities: ...
 
-    def encode_request(self, request: GenerationRequest) -> list[bytes]:
+    def protocol(self, ready: ReadyResponse) -> WireProtocol:
+        """The wire of an engine that has told this of itself. Raises ``UnsupportedEngineError``."""
+
+    def start_wave(self, ready: ReadyResponse) -> StartWave | None:
+        """How to wake an engine that has told this of itself, if it steps only together with the others of its group.
+
+        ``None``: it is on its own.
+        """
+
+    def encode_request(self, request: GenerationRequest, protocol: WireProtocol, *, wave: int = 0) -> list[bytes]:
         """Frames that start a generation, without the engine's identity.
 
-        Raises ``ValueError`` for what the family's engines cannot honour; validation against ``capabilities`` comes
-        first and names the parameter.
+        ``wave`` is the one that the engine's group is in, if it steps together. Raises ``ValueError`` for what the
+        family's engines cannot honour; validation against ``capabilities`` comes first and names the parameter.
         """
 
     def encode_abort(self, rids: Sequence[str]) -> list[bytes]:

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
+from .._codec import __version__
+from .body import STRICT
 from .completions import chat_completions, completions
-from .errors import errors_middleware
+from .errors import ApiError, errors_middleware, quiet_malformed_requests
 from .models import ModelList
 from .serving import GATEWAY, Gateway
+from .tokenization import detokenize, tokenize
+
+#: Paths of APIs that clients may know from elsewhere, and what they are called.
+_UNSUPPORTED = {
+    "/v1/messages": "the Messages API",
+    "/v1/messages/count_tokens": "the Messages API",
+    "/v1/responses": "the Responses API",
+    "/v1/responses/{id}": "the Responses API",
+    "/v1/embeddings": "the Embeddings API",
+}
 
 
-def create_app(gateway: Gateway, *, max_body_size: int) -> web.Application:
-    """The HTTP application. ``max_body_size`` is in bytes."""
+def create_app(gateway: Gateway, *, max_body_size: int, strict: bool = False) -> web.Application:
+    """The HTTP application.
+
+    ``max_body_size`` is in bytes. ``strict``: names that a request does not have are refused.
+    """
+    quiet_malformed_requests()
     app = web.Application(middlewares=[errors_middleware], client_max_size=max_body_size)
     app[GATEWAY] = gateway
+    app[STRICT] = strict
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
+            web.post("/v1/chat/completions", chat_completions, expect_handler=on_expect),
+            web.post("/v1/completions", completions, expect_handler=on_expect),
             web.get("/v1/models", list_models),
             web.get("/v1/models/{id:.+}", get_model),
+            web.post("/tokenize", tokenize, expect_handler=on_expect),
+            web.post("/detokenize", detokenize, expect_handler=on_expect),
+            web.get("/version", version),
             web.get("/health", health),
             web.get("/ready", ready),
+            *(web.route("*", path, unsupported) for path in _UNSUPPORTED),
         ]
     )
     return app
@@ -38,6 +59,11 @@ async def get_model(request: web.Request) -> web.Response:
     return _json(request.app[GATEWAY].model_card(request.match_info["id"]))
 
 
+async def version(request: web.Request) -> web.Response:
+    """``GET /version``: this gateway's own."""
+    return _json(Version(version=__version__))
+
+
 async def health(request: web.Request) -> web.Response:
     """``GET /health``: this process is alive; how much it has in flight."""
     gateway = request.app[GATEWAY]
@@ -51,8 +77,31 @@ async def ready(request: web.Request) -> web.Response:
     return _json(Status(status="ready"))
 
 
+async def unsupported(request: web.Request) -> web.Response:
+    """An endpoint of the APIs that this gateway has no part of. Raises ``ApiError``, 404."""
+    assert request.match_info.route.resource is not None
+    what = _UNSUPPORTED[request.match_info.route.resource.canonical]
+    raise ApiError(404, f"{request.path}: {what} is not supported by this server", code="unsupported_endpoint")
+
+
+async def on_expect(request: web.Request) -> web.Response | None:
+    """Ask for a body whose client waits to be asked; 417 for another expectation, which only HTTP/1.1 has."""
+    if request.version < HttpVersion11:
+        return None
+    expected = request.headers["Expect"]
+    if expected.lower() != "100-continue":
+        return ApiError(417, f"Unknown expectation: {expected}", code="unknown_expectation").response()
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun
+    return None
+
+
 class Status(msgspec.Struct, frozen=True):
     status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+import msgspec
 from aiohttp import web
 
+from .decoding import Request, decode
 from .errors import ApiError
 
+#: Whether names that a request does not have are refused.
+STRICT: web.AppKey[bool] = web.AppKey("strict", bool)
 
-async def read_body(request: web.Request) -> bytes:
-    """The whole body, of at most the application's ``client_max_size`` bytes.
+
+async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]) -> Request:
+    """The typed request in a body of at most the application's ``client_max_size`` bytes.
 
     Raises
     ------
     ApiError
-        415 for a content type other than JSON's. One that is not given is taken for it.
+        415 for a content type other than JSON's. One that is not given is taken for it. 400 as ``decode`` has it.
     web.HTTPRequestEntityTooLarge
         The body is larger than allowed.
     """
-    if "Content-Type" in request.headers and request.content_type != "application/json":
+    if "Content-Type" in http.headers and http.content_type != "application/json":
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"The content type must be application/json, got {request.content_type}",
+            f"The content type must be application/json, got {http.content_type}",
             code="unsupported_content_type",
         )
-    if request.content_length is not None and request.content_length > request.client_max_size:
-        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
-    return await request.read()
+    if http.content_length is not None and http.content_length > http.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
+    return decode(decoder, await http.read(), strict=http.app[STRICT])

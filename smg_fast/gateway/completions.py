@@ -10,24 +10,17 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from .._codec import ResponseFormat, TextOptions, TokenIds
-from ..engines import GenerationRequest
-from .body import read_body
-from .requests import ChatCompletionRequest, CompletionRequest, decode
+from .._codec import Prompt, ResponseFormat, TextOptions, TokenIds
+from ..engines import Constraint, GenerationRequest
+from .body import read_request
+from .constraints import constraint_of
+from .errors import invalid
+from .grammars import check_compiles
+from .requests import ChatCompletionRequest, CompletionRequest
+from .sampling import for_choice, prompt_logprobs, sampled_logprobs, sampling_params
 from .serving import GATEWAY, Target
 from .streaming import BodySink, EventStream
-from .validation import (
-    Limits,
-    check,
-    check_prompt,
-    for_choice,
-    given_prompts,
-    sampling_params,
-    stop_strings,
-    wants_logprobs,
-)
-
-AnyRequest = ChatCompletionRequest | CompletionRequest
+from .validation import AnyRequest, check, check_prompt, given_prompts, shows_prompt_only, stop_strings
 
 _CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
@@ -35,55 +28,97 @@ _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _ID_PREFIX = {ChatCompletionRequest: "chatcmpl", CompletionRequest: "cmpl"}
 _FORMAT = {ChatCompletionRequest: ResponseFormat.chat, CompletionRequest: ResponseFormat.completion}
 
+#: Whose the answers are.
+_ASSISTANT = "assistant"
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    """``echo`` is the text that goes before each answer to it."""
+
+    ids: TokenIds
+    echo: str | None
+
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``"""
     with http.app[GATEWAY].in_flight:
-        request = decode(_CHAT, await read_body(http))
+        request = await read_request(http, _CHAT)
         target = http.app[GATEWAY].target(request.model)
-        check(request, target.capabilities, target.limits)
-        prompt = await target.model.encoder.encode_chat(
+        constraint = await _check(request, target)
+        template = target.model.encoder.template
+        if request.documents and template is not None and not template.takes_documents:
+            raise invalid("documents", "documents: the model's chat template takes none")
+        ids = await target.model.encoder.encode_chat(
             request.messages,
             add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            add_special_tokens=bool(request.add_special_tokens),
+            documents=request.documents,
             template_kwargs=request.chat_template_kwargs,
-            context=target.limits.max_model_len,
+            context=target.terms.limits.max_model_len,
         )
-        check_prompt("messages", prompt, target.limits)
-        return await _answer(http, target, request, [prompt])
+        check_prompt("messages", ids, target.terms.limits)
+        return await _answer(http, target, request, [_Prompt(ids, _echo(request))], constraint)
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``"""
     with http.app[GATEWAY].in_flight:
-        request = decode(_COMPLETION, await read_body(http))
+        request = await read_request(http, _COMPLETION)
         target = http.app[GATEWAY].target(request.model)
-        check(request, target.capabilities, target.limits)
-        prompts: list[TokenIds] = []
-        for given in given_prompts(request, target.limits):
+        constraint = await _check(request, target)
+        limits = target.terms.limits
+        prompts: list[_Prompt] = []
+        for given in given_prompts(request, limits):
             if isinstance(given, str):
-                prompt = await target.model.encoder.encode_text(
-                    given, request.add_special_tokens is not False, context=target.limits.max_model_len
+                ids = await target.model.encoder.encode_text(
+                    given, request.add_special_tokens is not False, context=limits.max_model_len
                 )
+                text = given
             else:
-                prompt = given
-            check_prompt("prompt", prompt, target.limits)
-            prompts.append(prompt)
+                ids = given
+                text = target.model.tokenizer.decode(ids, False) if request.echo else ""
+            check_prompt("prompt", ids, limits)
+            prompts.append(_Prompt(ids, text if request.echo else None))
             await asyncio.sleep(0)  # others have their turn between two prompts
-        return await _answer(http, target, request, prompts)
+        return await _answer(http, target, request, prompts, constraint)
+
+
+def _echo(request: ChatCompletionRequest) -> str | None:
+    """The last message's text, if the answer is more of the same: the assistant's, or of whoever's turn it still is."""
+    last = request.messages[-1]
+    same = last.role == _ASSISTANT or request.add_generation_prompt is False
+    return last.text if request.echo and same else None
+
+
+async def _check(request: AnyRequest, target: Target) -> Constraint | None:
+    """All that can be refused without the prompt; returns the constraint on the answer."""
+    check(request, target.terms)
+    named = constraint_of(request, target.terms.capabilities)
+    if named is None:
+        return None
+    await check_compiles(named, target.terms.capabilities)
+    return named.constraint
 
 
 async def _answer(
-    http: web.Request, target: Target, request: AnyRequest, prompts: Sequence[TokenIds]
+    http: web.Request,
+    target: Target,
+    request: AnyRequest,
+    prompts: Sequence[_Prompt],
+    constraint: Constraint | None,
 ) -> web.StreamResponse:
     id = f"{_ID_PREFIX[type(request)]}-{secrets.token_hex(12)}"
-    requests = _generations(id, request, prompts, target.limits)
+    requests = _generations(id, request, prompts, target, constraint)
     options = request.stream_options
+    include_usage = bool(options is not None and options.include_usage)
     response_format = _FORMAT[type(request)](
         id=id,
         model=target.name,
         created=int(time.time()),
         stream=bool(request.stream),
-        include_usage=bool(options is not None and options.include_usage),
+        include_usage=include_usage,
+        continuous_usage=bool(include_usage and options is not None and options.continuous_usage_stats),
     )
     client = target.client
     sink = EventStream(http, client) if request.stream else BodySink()
@@ -92,9 +127,8 @@ async def _answer(
         format=response_format,
         options=_text_options(request, target),
         tokenizer=target.model.tokenizer,
-        prompt_tokens=sum(map(len, prompts)),
+        prompts=[Prompt(prompt.ids, echo=prompt.echo) for prompt in prompts],
         requests=requests,
-        n=request.n or 1,
     )
     try:
         return await sink.deliver(key)
@@ -103,16 +137,26 @@ async def _answer(
         client.cancel(key)
 
 
-def _generations(id: str, request: AnyRequest, prompts: Sequence[TokenIds], limits: Limits) -> list[GenerationRequest]:
+def _generations(
+    id: str, request: AnyRequest, prompts: Sequence[_Prompt], target: Target, constraint: Constraint | None
+) -> list[GenerationRequest]:
     """One generation per choice: ``n`` of the first prompt, then ``n`` of the second, and so on."""
+    lengths = [len(prompt.ids) for prompt in prompts]
+    sampling = sampling_params(request, lengths, target.terms, target.model.tokenizer, constraint)
     n = request.n or 1
-    generations: list[GenerationRequest] = []
-    for prompt, sampling in zip(prompts, sampling_params(request, [len(p) for p in prompts], limits), strict=True):
-        generations += [
-            GenerationRequest(rid=f"{id}-{index}", prompt_ids=prompt, sampling=for_choice(sampling, index))
-            for index in range(len(generations), len(generations) + n)
-        ]
-    return generations
+    return [
+        GenerationRequest(
+            rid=f"{id}-{index * n + choice}",
+            prompt_ids=prompt.ids,
+            sampling=for_choice(params, choice),
+            eos_token_ids=target.model.eos_token_ids,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            data_parallel_rank=request.data_parallel_rank,
+        )
+        for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+        for choice in range(n)
+    ]
 
 
 def _text_options(request: AnyRequest, target: Target) -> TextOptions:
@@ -124,5 +168,7 @@ def _text_options(request: AnyRequest, target: Target) -> TextOptions:
         include_stop_str=bool(request.include_stop_str_in_output),
         min_tokens=request.min_tokens or 0,
         skip_special_tokens=request.skip_special_tokens is not False,
-        logprobs=wants_logprobs(request),
+        logprobs=sampled_logprobs(request, target.terms),
+        prompt_logprobs=prompt_logprobs(request, target.terms),
+        hide_output=shows_prompt_only(request),
     )

@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from ..prompts.errors import PromptError
 from ..transport import EngineBusy, EngineError, EngineUnavailable
@@ -124,6 +125,15 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         return ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR, "An internal error occurred", code="internal_error"
         ).response()
+
+
+def quiet_malformed_requests() -> None:
+    """Keep what is no HTTP out of the log, where aiohttp would put a traceback. Its sender is told all the same."""
+    logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
+
+
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _type(status: int) -> str:

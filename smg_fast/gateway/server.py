@@ -49,7 +49,7 @@ class GatewayServer:
         except ValueError as error:
             raise StartError(str(error)) from error
         self.gateway = Gateway(Registry(), models)
-        app = create_app(self.gateway, max_body_size=settings.max_body_size * _MIB)
+        app = create_app(self.gateway, max_body_size=settings.max_body_size * _MIB, strict=settings.strict)
         # aiohttp takes the timeout twice: until it cancels a handler, and for the cancelled one to end.
         self._runner = web.AppRunner(
             app,
@@ -128,6 +128,9 @@ def _spec(worker: WorkerSettings) -> WorkerSpec:
         served_model_names=worker.served_model_name,
         handshake_address=worker.handshake_address,
         request_form=worker.request_form,
+        vllm_version=worker.vllm_version,
+        structured_outputs_backend=worker.structured_outputs_backend,
+        max_logprobs=worker.max_logprobs,
         engine_count=worker.engine_count,
         silence_timeout=worker.silence_timeout,
     )
@@ -141,7 +144,13 @@ def _load_models(
     for given, worker in zip(settings, workers, strict=True):
         names = worker.spec.names
         template = None if given.chat_template is None else Path(given.chat_template)
-        model = ServedModel.load(worker.spec.model, names[0], threads, chat_template=template)
+        model = ServedModel.load(
+            worker.spec.model,
+            names[0],
+            threads,
+            chat_template=template,
+            generation_config=given.generation_config,
+        )
         for name in names:
             if name in models:
                 raise ValueError(f"two models are called {name!r}")

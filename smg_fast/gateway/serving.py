@@ -10,12 +10,11 @@ from types import TracebackType
 import msgspec
 from aiohttp import web
 
-from ..engines import Capabilities
 from ..transport import EngineClient
 from ..workers import Registry, UnknownModelError
 from .errors import ApiError, invalid, unavailable
+from .limits import Limits, Terms
 from .models import ModelCard, ServedModel
-from .validation import Limits
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -24,11 +23,7 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     model: ServedModel
     client: EngineClient
-    limits: Limits
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.client.family.capabilities
+    terms: Terms
 
 
 class InFlight:
@@ -80,14 +75,24 @@ class Gateway:
         EngineUnavailable
             No engine of the model is ready.
         """
-        if name is None:
-            name = self._only_name()
-        model = self._model(name)
+        name, model = self.model(name)
         try:
             client = self.registry.by_model(name).client
         except UnknownModelError as error:  # a model without a worker: the gateway is closing
             raise unavailable(str(error)) from None
-        return Target(name, model, client, model.limits(client.ready_response))
+        capabilities = client.family.capabilities
+        limits = model.limits(client.ready_response, client.engine_count)
+        return Target(name, model, client, Terms(capabilities, limits, model.defaults_with(capabilities)))
+
+    def model(self, name: str | None) -> tuple[str, ServedModel]:
+        """The model of this name, with the name; without one the only model there is. Raises as ``target`` does."""
+        name = name or self._only_name()
+        return name, self._model(name)
+
+    def limits(self, model: ServedModel) -> Limits:
+        """Of the model's engine, or before there has been one, of its files."""
+        told = [worker.client.ready_response for worker in self.registry.workers if model.name in worker.spec.names]
+        return model.limits(told[0] if told else None)
 
     def model_cards(self) -> list[ModelCard]:
         return [self.model_card(name) for name in self._models]
@@ -95,12 +100,11 @@ class Gateway:
     def model_card(self, name: str) -> ModelCard:
         """Raises ``ApiError``, 404, for an unknown name."""
         model = self._model(name)
-        told = [worker.client.ready_response for worker in self.registry.workers if name in worker.spec.names]
         return ModelCard(
             id=name,
             created=model.created,
             root=model.name,
-            max_model_len=model.limits(told[0] if told else None).max_model_len,
+            max_model_len=self.limits(model).max_model_len,
         )
 
     def check_ready(self) -> None:

@@ -5,108 +5,82 @@ Ranges, what the engine family can do, and the limits of the engine at hand. Wha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from .._codec import TokenIds
-from ..engines import Capabilities, SamplingParams
-from .constraints import check_constraint, constraint_of
+from ..engines import Capabilities
 from .errors import ApiError, invalid
-from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest, asked_in_vain
-
-MAX_N = 128
-#: Choices of all prompts of one request together.
-MAX_GENERATIONS = 1024
-MAX_STOP_STRINGS = 4
-#: Characters of one stop string: all of them are looked for in every piece of text.
-MAX_STOP_LENGTH = 1024
-#: Each choice's message to the engine repeats them.
-MAX_STOP_TOKEN_IDS = 256
-#: Tokens of an answer, whatever the context: engines count them in 32 bits.
-MAX_TOKENS = 2**31 - 1
-#: Tokens of a completion whose request does not say.
-COMPLETION_TOKENS = 16
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What the engine at hand can take. ``None``: it did not say, and neither does the model's directory."""
-
-    vocab_size: int
-    max_model_len: int | None
-
-
-class Range(msgspec.Struct, frozen=True):
-    """The values a number may have, both ends included."""
-
-    low: float
-    high: float
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        low = f"at least {self.low:g}"
-        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
-
-
-_INT64 = 2**63
-#: Engines compute with floats of 32 bits. Below the least normal one is what they may take for 0.
-_FLOAT32_MIN = 2.0**-126
-_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
-
-RANGES: dict[str, Range] = {
-    "temperature": Range(0.0, 2.0),
-    "top_p": Range(_FLOAT32_MIN, 1.0),
-    "min_p": Range(0.0, 1.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-    "presence_penalty": Range(-2.0, 2.0),
-    "repetition_penalty": Range(_FLOAT32_MIN, _FLOAT32_MAX),
-    "min_tokens": Range(0, math.inf),
-    "n": Range(1, MAX_N),
-}
-
-#: Parameters that go to the engine as they are, where they are given.
-_PASSED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
+from .limits import (
+    CACHE_SALT_FORBIDDEN,
+    INT64,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_CACHE_SALT_LENGTH,
+    MAX_GENERATIONS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKENS,
+    RANGES,
+    Limits,
+    Terms,
 )
+from .refusals import refuse_what_is_not_honoured
+from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
+
+AnyRequest = ChatCompletionRequest | CompletionRequest
+
+_TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
 
 
-def check(request: ChatCompletionRequest | CompletionRequest, capabilities: Capabilities, limits: Limits) -> None:
-    """Refuse what can be refused without knowing the prompt.
+def check(request: AnyRequest, terms: Terms) -> None:
+    """Refuse what can be refused without knowing the prompt, but for constraints (see there).
 
     Raises
     ------
     ApiError
         400, naming the parameter and, for a limit, the limit and the value.
     """
-    for name in asked_in_vain(request):
-        raise invalid(name, f"{name} is not supported")
+    limits = terms.limits
+    refuse_what_is_not_honoured(request)
+    for name in _asked_of_the_engine(request):
+        if name.rpartition(".")[2] not in terms.capabilities.parameters:
+            raise invalid(name, f"{name} is not supported by the engine")
     for name, allowed in RANGES.items():
         value = getattr(request, name)
         if value is not None and value not in allowed:
             raise invalid(name, f"{name} must be {allowed}, got {value}")
-    _check_top_k(request.top_k, capabilities)
-    _check_seed(request.seed)
-    if request.best_of not in (None, 1 if request.n is None else request.n):
-        raise invalid("best_of", f"best_of other than n is not supported, got {request.best_of}")
+    _check_top_k(request.top_k, terms.capabilities)
+    for name in ("seed", "priority"):
+        value = getattr(request, name)
+        if value is not None and value not in INT64:
+            raise invalid(name, f"{name} must be an integer of 64 bits, got {value}")
+    _check_choices(request, terms)
     _check_stop(request)
-    _check_stop_token_ids(request.stop_token_ids or (), limits)
+    _check_count("stop_token_ids", "ids", request.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
+    _check_vocabulary("stop_token_ids", request.stop_token_ids or (), limits)
+    _check_logit_bias(request.logit_bias or {}, limits)
+    _check_allowed_token_ids(request.allowed_token_ids, limits)
+    _check_bad_words(request.bad_words or ())
+    _check_cache_salt(request.cache_salt)
+    _check_data_parallel_rank(request.data_parallel_rank, limits)
     _check_stream_options(request)
-    _check_logprobs(request, capabilities)
+    _check_logprobs(request, terms.capabilities)
     _check_max_tokens(request, limits)
-    check_constraint(request, capabilities)
+    # It is true where it is not given.
+    if isinstance(request, ChatCompletionRequest) and request.continue_final_message:
+        check_continuation(request.add_generation_prompt)
+
+
+def check_continuation(add_generation_prompt: bool | None) -> None:
+    """Refuse to begin an answer and to go on with the last message at once."""
+    if add_generation_prompt is not False:
+        name = "continue_final_message"
+        raise invalid(name, f"{name} needs add_generation_prompt to be false, or a new message would begin")
 
 
 def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
@@ -120,16 +94,6 @@ def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
     if highest >= limits.vocab_size:
         raise _outside_vocabulary(param, highest, limits)
     _check_length(param, len(prompt), limits)
-
-
-def _check_length(param: str, tokens: int, limits: Limits) -> None:
-    context = limits.max_model_len
-    if context is not None and tokens >= context:
-        raise invalid(
-            param,
-            f"The prompt has {tokens} tokens, which leaves no room for an answer in the model's context of "
-            f"{context} tokens",
-        )
 
 
 def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | TokenIds]:
@@ -154,30 +118,10 @@ def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | Toke
     ]
 
 
-def sampling_params(
-    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: Sequence[int], limits: Limits
-) -> list[SamplingParams]:
-    """What the engine is told for each prompt, given the tokens in it; unset ``max_tokens`` gets its value here.
-
-    Raises
-    ------
-    ApiError
-        400, if prompt and output together do not fit into the model's context.
-    """
-    given: dict[str, Any] = {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
-    given["seed"] = request.seed
-    given["stop_token_ids"] = tuple(request.stop_token_ids or ())
-    given["logprobs"] = wants_logprobs(request)
-    given["constraint"] = constraint_of(request)
-    return [SamplingParams(max_tokens=_max_tokens(request, tokens, limits), **given) for tokens in prompt_tokens]
-
-
-def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
-    """The same for one choice of several: each has a seed of its own, derived from the given one."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    seed = (sampling.seed + index + _INT64) % (2 * _INT64) - _INT64
-    return msgspec.structs.replace(sampling, seed=seed)
+def token_ids(param: str, ids: Sequence[int], limits: Limits) -> TokenIds:
+    """Raises ``ApiError``, 400, for one that is outside the vocabulary."""
+    _check_vocabulary(param, ids, limits)
+    return TokenIds(ids)
 
 
 def stop_strings(request: GenerateRequest) -> tuple[str, ...]:
@@ -185,119 +129,174 @@ def stop_strings(request: GenerateRequest) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def wants_logprobs(request: ChatCompletionRequest | CompletionRequest) -> bool:
+def wants_logprobs(request: AnyRequest) -> bool:
     # A completion's logprobs is a number of alternatives, and 0 asks for the sampled token's.
     return request.logprobs is not None and request.logprobs is not False
+
+
+def _asked_of_the_engine(request: AnyRequest) -> Iterator[str]:
+    """Paths of what some engine families have no room for, where it asks for something."""
+    for name in ("logit_bias", "bad_words", "priority"):
+        if getattr(request, name):
+            yield name
+    for name in ("allowed_token_ids", "cache_salt", "prompt_logprobs"):
+        if getattr(request, name) is not None:
+            yield name
+    outputs = request.structured_outputs
+    if outputs is not None:
+        for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+            if getattr(outputs, name) not in (None, False):
+                yield f"structured_outputs.{name}"
 
 
 def _check_top_k(top_k: int | None, capabilities: Capabilities) -> None:
     if top_k is None or top_k in (0, -1):
         return
-    if not 1 <= top_k <= capabilities.max_top_k:
-        raise invalid("top_k", f"top_k must be 0 or -1 (all), or 1 to {capabilities.max_top_k}, got {top_k}")
+    most = capabilities.max_top_k
+    if top_k < 1 or (most is not None and top_k > most) or top_k not in INT64:
+        selecting = "at least 1" if most is None else f"1 to {most}"
+        raise invalid("top_k", f"top_k must be 0 or -1 (all), or {selecting}, got {top_k}")
 
 
-def _check_seed(seed: int | None) -> None:
-    if seed is not None and not -_INT64 <= seed < _INT64:
-        raise invalid("seed", f"seed must be an integer of 64 bits, got {seed}")
+def _check_choices(request: AnyRequest, terms: Terms) -> None:
+    n = 1 if request.n is None else request.n
+    if request.best_of not in (None, n):
+        raise invalid("best_of", f"best_of other than n is not supported, got {request.best_of}")
+    temperature = terms.defaults.temperature if request.temperature is None else request.temperature
+    if n > 1 and temperature == 0:
+        raise invalid("n", f"n must be 1 with temperature 0, where all choices are the same, got {n}")
 
 
 def _check_stop(request: GenerateRequest) -> None:
     strings = stop_strings(request)
-    if len(strings) > MAX_STOP_STRINGS:
-        raise invalid("stop", f"stop can have at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    _check_count("stop", "strings", strings, MAX_STOP_STRINGS)
     if "" in strings:
         raise invalid("stop", "a stop string is empty")
-    longest = max(map(len, strings), default=0)
-    if longest > MAX_STOP_LENGTH:
-        raise invalid("stop", f"a string of stop can have at most {MAX_STOP_LENGTH} characters, got {longest}")
+    _check_longest("stop", strings, MAX_STOP_LENGTH)
 
 
-def _check_stop_token_ids(ids: Sequence[int], limits: Limits) -> None:
-    if len(ids) > MAX_STOP_TOKEN_IDS:
-        raise invalid("stop_token_ids", f"stop_token_ids can have at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
-    _check_vocabulary("stop_token_ids", ids, limits)
+def _check_logit_bias(bias: dict[str, float], limits: Limits) -> None:
+    _check_count("logit_bias", "tokens", bias, MAX_BIASED_TOKENS)
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key):
+            raise invalid("logit_bias", f"logit_bias goes by token ids, got {key!r}")
+    _check_vocabulary("logit_bias", [int(key) for key in bias], limits)
+
+
+def _check_allowed_token_ids(ids: Sequence[int] | None, limits: Limits) -> None:
+    if ids is None:
+        return
+    if not ids:
+        raise invalid("allowed_token_ids", "allowed_token_ids is empty: nothing could be generated")
+    _check_count("allowed_token_ids", "ids", ids, MAX_ALLOWED_TOKENS)
+    _check_vocabulary("allowed_token_ids", ids, limits)
+
+
+def _check_bad_words(words: Sequence[str]) -> None:
+    _check_count("bad_words", "words", words, MAX_BAD_WORDS)
+    if "" in words:
+        raise invalid("bad_words", "a bad word is empty")
+    _check_longest("bad_words", words, MAX_BAD_WORD_LENGTH)
+
+
+def _check_cache_salt(salt: str | None) -> None:
+    if salt is None:
+        return
+    if not 1 <= len(salt) <= MAX_CACHE_SALT_LENGTH:
+        raise invalid("cache_salt", f"cache_salt must have 1 to {MAX_CACHE_SALT_LENGTH} characters, got {len(salt)}")
+    found = next((character for character in salt if character in CACHE_SALT_FORBIDDEN), None)
+    if found is not None:
+        raise invalid("cache_salt", f"cache_salt must be without '@', '/', '\\' and NUL, got {found!r}")
+
+
+def _check_data_parallel_rank(rank: int | None, limits: Limits) -> None:
+    if rank is not None and not 0 <= rank < limits.engine_count:
+        raise invalid("data_parallel_rank", f"data_parallel_rank must be 0 to {limits.engine_count - 1}, got {rank}")
 
 
 def _check_stream_options(request: GenerateRequest) -> None:
     options = request.stream_options
-    if options is None:
+    if options is None or not any(getattr(options, name) is not None for name in options.__struct_fields__):
         return
     if not request.stream:
         raise invalid("stream_options", "stream_options is for streams only: stream is not true")
-    for name in ("continuous_usage_stats", "include_obfuscation"):
-        if getattr(options, name):
-            raise invalid(f"stream_options.{name}", f"stream_options.{name} is not supported")
+    if options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise invalid(name, f"{name} is not supported")
 
 
-def _check_logprobs(request: ChatCompletionRequest | CompletionRequest, capabilities: Capabilities) -> None:
+def _check_logprobs(request: AnyRequest, capabilities: Capabilities) -> None:
+    most = capabilities.max_top_logprobs
     if isinstance(request, ChatCompletionRequest):
         name, top = "top_logprobs", request.top_logprobs or 0
         if top and not request.logprobs:
             raise invalid(name, "top_logprobs needs logprobs to be true")
-        most = capabilities.max_top_logprobs
     else:
         name, top = "logprobs", request.logprobs or 0
+        if request.echo and request.logprobs is not None and "prompt_logprobs" not in capabilities.parameters:
+            raise invalid("echo", "echo with logprobs is not supported by the engine: it gives none of the prompt")
         # The sampled token alone is what logprobs 0 and 1 of a completion get from every engine.
-        most = max(1, capabilities.max_top_logprobs)
-    if not 0 <= top <= most:
-        raise invalid(name, f"{name} must be 0 to {most} with this engine, got {top}")
+        most = max(1, most)
+    _check_alternatives(name, top, most)
+    if request.prompt_logprobs is not None:
+        _check_alternatives("prompt_logprobs", request.prompt_logprobs, capabilities.max_top_logprobs)
+        if request.stream and request.prompt_logprobs:
+            raise invalid("prompt_logprobs", f"prompt_logprobs must be 0 in a stream, got {request.prompt_logprobs}")
 
 
-def _check_max_tokens(request: ChatCompletionRequest | CompletionRequest, limits: Limits) -> None:
-    names = ["max_tokens"]
-    if isinstance(request, ChatCompletionRequest):
-        names.append("max_completion_tokens")
-    for name in names:
-        value = getattr(request, name)
-        if value is None:
-            continue
-        if value < 1:
-            raise invalid(name, f"{name} must be at least 1, got {value}")
-        if limits.max_model_len is None and value > MAX_TOKENS:
-            raise invalid(name, f"{name} must be at most {MAX_TOKENS}, got {value}")
-        if limits.max_model_len is not None and value > limits.max_model_len:
-            raise invalid(
-                name, f"{name} must be at most the model's context of {limits.max_model_len} tokens, got {value}"
-            )
+def _check_alternatives(name: str, asked: int, most: int) -> None:
+    if not 0 <= asked <= most:
+        raise invalid(name, f"{name} must be 0 to {most} with this engine, got {asked}")
 
 
-def _max_tokens(request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits) -> int:
-    tokens = _max_tokens_in_context(request, prompt_tokens, limits)
-    if request.min_tokens is not None and request.min_tokens > tokens:
-        raise invalid("min_tokens", f"min_tokens must be at most max_tokens, {tokens}, got {request.min_tokens}")
-    return tokens
+def max_tokens_of(request: AnyRequest) -> tuple[str, int | None]:
+    """The parameter that bounds the answer, and its value."""
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
 
 
-def _max_tokens_in_context(
-    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int, limits: Limits
-) -> int:
-    name, asked, default = "max_tokens", request.max_tokens, None
-    if isinstance(request, CompletionRequest):
-        default = COMPLETION_TOKENS
-    elif request.max_completion_tokens is not None:
-        name, asked = "max_completion_tokens", request.max_completion_tokens
-    if limits.max_model_len is None:
-        tokens = asked or default
-        if tokens is None:
-            raise invalid(name, f"{name} is required: the length of the model's context is not known")
-        return tokens
-    room = limits.max_model_len - prompt_tokens
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked > room:
+def shows_prompt_only(request: AnyRequest) -> bool:
+    """Whether a completion asks for its prompt back, and for nothing more."""
+    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
+
+
+def _check_max_tokens(request: AnyRequest, limits: Limits) -> None:
+    name, value = max_tokens_of(request)
+    if value is None or shows_prompt_only(request):
+        return
+    if value < 1:
+        raise invalid(name, f"{name} must be at least 1, got {value}")
+    if limits.max_model_len is None and value > MAX_TOKENS:
+        raise invalid(name, f"{name} must be at most {MAX_TOKENS}, got {value}")
+    if limits.max_model_len is not None and value > limits.max_model_len:
+        raise invalid(name, f"{name} must be at most the model's context of {limits.max_model_len} tokens, got {value}")
+
+
+def _check_length(param: str, tokens: int, limits: Limits) -> None:
+    context = limits.max_model_len
+    if context is not None and tokens >= context:
         raise invalid(
-            name,
-            f"The model's context is {limits.max_model_len} tokens: after a prompt of {prompt_tokens} tokens {name} "
-            f"can be at most {room}, got {asked}",
+            param,
+            f"The prompt has {tokens} tokens, which leaves no room for an answer in the model's context of "
+            f"{context} tokens",
         )
-    return asked
+
+
+def _check_count(param: str, what: str, given: Any, most: int) -> None:
+    if len(given) > most:
+        raise invalid(param, f"{param} can have at most {most} {what}, got {len(given)}")
+
+
+def _check_longest(param: str, strings: Sequence[str], most: int) -> None:
+    longest = max(map(len, strings), default=0)
+    if longest > most:
+        raise invalid(param, f"a string of {param} can have at most {most} characters, got {longest}")
 
 
 def _token_ids(param: str, ids: Any, limits: Limits) -> TokenIds:
     _check_length(param, len(ids), limits)
-    _check_vocabulary(param, ids, limits)
-    return TokenIds(ids)
+    return token_ids(param, ids, limits)
 
 
 def _check_vocabulary(param: str, ids: Sequence[int], limits: Limits) -> None:

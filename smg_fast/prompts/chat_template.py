@@ -103,17 +103,24 @@ class ChatTemplate:
             content_format=content_format,
         )
 
+    @property
+    def takes_documents(self) -> bool:
+        """Whether documents make a difference to its prompts."""
+        return self._default.traits.documents
+
     def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Text of the prompt.
 
+        With ``continue_final_message`` it ends where the last message's text does, for the model to go on with it.
         ``tools`` and ``documents`` are the request's own JSON; ``template_kwargs`` are further variables, which win
         over the template's usual ones.
 
@@ -122,7 +129,7 @@ class ChatTemplate:
         TemplateError
             In the template's own words (``raise_exception``), or saying where it failed.
         PromptError
-            For messages that no template could be given.
+            For messages that no template could be given, and a last message that cannot be continued.
         """
         if not messages:
             raise PromptError("there must be at least one message", "messages")
@@ -132,14 +139,47 @@ class ChatTemplate:
             raise PromptError(f"{param}: not a variable of a chat template", param)
         compiled = self._tool_use if tools is not None else self._default
         with time_limit(self._time_limit):
+            given = template_messages(messages, compiled.traits, compiled.gives_role)
+            ending = _Ending(given) if continue_final_message else None
             variables = {
-                "messages": template_messages(messages, compiled.traits, compiled.gives_role),
+                "messages": given,
                 "tools": tools,
                 "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
                 **kwargs,
             }
-            return compiled.render(variables)
+            text = compiled.render(variables)
+        return text if ending is None else ending.cut(text)
+
+
+class _Ending:
+    """Finds where the text of the last message ends in a prompt, by a mark behind it.
+
+    The space at the mark's end tells whether the template strips content: then what it would have stripped goes too.
+    """
+
+    _MARK = "\ufdd0\ufdd1\ufdd0"
+
+    def __init__(self, messages: Sequence[dict[str, Any]]) -> None:
+        """``messages`` are as the template is to be given them; the mark is put into the last one."""
+        self._param = f"messages[{len(messages) - 1}].content"
+        container, key = messages[-1], "content"
+        if isinstance(container[key], list):
+            if not container[key]:
+                raise self._error("there is no text in it")
+            container, key = container[key][-1], "text"
+        self._text: str = container[key] or ""
+        container[key] = f"{self._text}{self._MARK} "
+
+    def cut(self, prompt: str) -> str:
+        end = prompt.rfind(self._MARK)
+        if end < 0 or self._text.strip() not in prompt:
+            raise self._error("the model's chat template leaves out some of it")
+        kept = prompt[:end]
+        return kept if prompt.startswith(" ", end + len(self._MARK)) else kept.rstrip()
+
+    def _error(self, why: str) -> PromptError:
+        return PromptError(f"continue_final_message: the last message cannot be continued: {why}", self._param)
 
 
 #: A text that no template has of its own.

@@ -85,12 +85,15 @@ class PromptEncoder:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> TokenIds:
-        """Token ids of a conversation. What surrounds it is the template's affair: the tokenizer adds nothing.
+        """Token ids of a conversation. What surrounds it is the template's affair: the tokenizer adds nothing unless
+        told to.
 
         Raises ``PromptError`` as ``ChatTemplate.render`` and ``encode_text`` do, and for a model that has no template.
         """
@@ -102,6 +105,7 @@ class PromptEncoder:
             return template.render(
                 messages,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 documents=documents,
                 template_kwargs=template_kwargs,
@@ -110,7 +114,7 @@ class PromptEncoder:
         items = _items(messages, (tools, documents, template_kwargs))
         long = any(True for _ in islice(items, LONG_CHAT - 1, None))
         text = await _in_thread(self._threads.rendering, render) if long else render()
-        return await self._encode("messages", text, False, context)
+        return await self._encode("messages", text, add_special_tokens, context)
 
     async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
         if context is not None:

@@ -12,12 +12,15 @@ from .environment import check_time
 from .errors import PromptError
 from .template_traits import TemplateTraits
 
+_SYSTEM, _DEVELOPER = "system", "developer"
 #: Roles that templates are made for. Whether one gives any other is asked of it.
-_USUAL_ROLES = frozenset(("system", "user", "assistant", "tool"))
+_USUAL_ROLES = frozenset((_SYSTEM, "user", "assistant", "tool"))
+#: Key of the text, by the type of a part.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content. Only ``text`` and ``refusal`` parts can be prompted with."""
+    """One part of a message's content. Only those of text can be prompted with."""
 
     type: str
     text: str | None = None
@@ -45,13 +48,21 @@ class Message(msgspec.Struct, frozen=True):
     """
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | list[str | ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
     reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All of the content's text, parts on a line each; of parts that are no text nothing."""
+        if isinstance(self.content, list):
+            parts = (part if isinstance(part, str) else part.text or part.refusal or "" for part in self.content)
+            return "\n".join(parts)
+        return self.content or ""
 
 
 def template_messages(
@@ -67,16 +78,30 @@ def template_messages(
     TemplateError
         Inside ``time_limit``, when the time is up.
     """
-    return [
+    rendered = [
         _template_message(message, f"messages[{index}]", traits, gives_role) for index, message in enumerate(messages)
     ]
+    if not traits.developer and any(message.role == _DEVELOPER for message in messages):
+        return _with_one_system_message(rendered, traits)
+    return rendered
+
+
+def _with_one_system_message(messages: list[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
+    """All of them as one, at the beginning: templates may want no other. As in vLLM, where developers' become some."""
+    system = [message["content"] for message in messages if message["role"] == _SYSTEM]
+    texts = (
+        "\n".join(part["text"] for part in content) if isinstance(content, list) else content for content in system
+    )
+    text = "\n\n".join(filter(None, texts))
+    merged = {"role": _SYSTEM, "content": text if traits.content_strings else [{"type": "text", "text": text}]}
+    return [merged, *(message for message in messages if message["role"] != _SYSTEM)]
 
 
 def _template_message(
     message: Message, path: str, traits: TemplateTraits, gives_role: Callable[[str], bool]
 ) -> dict[str, Any]:
     check_time()
-    rendered: dict[str, Any] = {"role": _role(message.role, f"{path}.role", gives_role)}
+    rendered: dict[str, Any] = {"role": _role(message.role, f"{path}.role", traits, gives_role)}
     if message.content is not None:
         rendered["content"] = _content(message.content, f"{path}.content", traits)
     elif message.role == "assistant":
@@ -100,15 +125,15 @@ def _template_message(
     return rendered
 
 
-def _role(role: str, path: str, gives_role: Callable[[str], bool]) -> str:
+def _role(role: str, path: str, traits: TemplateTraits, gives_role: Callable[[str], bool]) -> str:
+    if role == _DEVELOPER:
+        return role if traits.developer else _SYSTEM  # what it was called before
     if role in _USUAL_ROLES or gives_role(role):
         return role
-    if role == "developer":
-        return "system"  # what system messages are called nowadays
     raise PromptError(f"{path}: the model's chat template leaves out messages of the role {role!r}", path)
 
 
-def _content(content: str | list[ContentPart], path: str, traits: TemplateTraits) -> str | list[dict[str, str]]:
+def _content(content: str | list[str | ContentPart], path: str, traits: TemplateTraits) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content if traits.content_strings else [{"type": "text", "text": content}]
     texts = [_text(part, f"{path}[{index}]") for index, part in enumerate(content)]
@@ -118,12 +143,15 @@ def _content(content: str | list[ContentPart], path: str, traits: TemplateTraits
     return "\n".join(texts)
 
 
-def _text(part: ContentPart, path: str) -> str:
-    if part.type not in ("text", "refusal"):
+def _text(part: str | ContentPart, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    key = _TEXT_PARTS.get(part.type)
+    if key is None:
         raise PromptError(f"{path}: content of type {part.type!r} is not supported, only text", path)
-    text = part.text if part.type == "text" else part.refusal
+    text: str | None = getattr(part, key)
     if text is None:
-        raise PromptError(f"{path}: a {part.type} part needs the key {part.type!r}", path)
+        raise PromptError(f"{path}: a {part.type} part needs the key {key!r}", path)
     return text
 
 

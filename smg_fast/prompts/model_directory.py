@@ -67,7 +67,10 @@ class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
 
 
 class TemplateSource(msgspec.Struct, frozen=True):

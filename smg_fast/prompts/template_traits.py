@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from jinja2 import nodes
+from jinja2 import meta, nodes
 
 # Filters through which a list of parts is still a list of parts.
 _LIST_FILTERS = frozenset(("list", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "sort"))
@@ -20,6 +20,10 @@ class TemplateTraits(msgspec.Struct, frozen=True):
     """Missing content (``None``) is told from an empty string."""
     argument_text: bool = False
     """A tool call's arguments are to be JSON text, not the object."""
+    documents: bool = False
+    """The template reads the variable of that name."""
+    developer: bool = False
+    """The template knows the role of that name."""
 
 
 def template_traits(tree: nodes.Template) -> TemplateTraits:
@@ -38,6 +42,8 @@ def template_traits(tree: nodes.Template) -> TemplateTraits:
         content_null="none" in content.tests,
         argument_text=arguments.read
         and not (arguments.iterated or arguments.inspected or arguments.filters or arguments.tests),
+        developer=any(node.value == "developer" for node in tree.find_all(nodes.Const)),
+        documents="documents" in meta.find_undeclared_variables(tree),
     )
 
 

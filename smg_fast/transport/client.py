@@ -7,8 +7,18 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
-from .._codec import Dispatcher, Outcome, Output, ReadyResponse, ResponseFormat, TextOptions, Tokenizer
-from ..engines import EngineFamily, GenerationRequest
+from .._codec import (
+    Dispatcher,
+    Outcome,
+    Output,
+    Prompt,
+    Protocol,
+    ReadyResponse,
+    ResponseFormat,
+    TextOptions,
+    Tokenizer,
+)
+from ..engines import EngineFamily, GenerationRequest, UnsupportedEngineError
 from .addresses import WorkerAddresses
 from .engine import Engine, EngineGroup, EngineState
 from .errors import EngineBusy, EngineError, EngineFailed, EngineUnavailable
@@ -20,6 +30,7 @@ from .registration import Registration, RegistrationListener
 from .silence import SilenceWatch
 from .sink import Sink
 from .sockets import WorkerSockets
+from .waves import WaveTracker
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +38,7 @@ logger = logging.getLogger(__name__)
 _DEATH_NOTICE = b"ENGINE_CORE_DEAD"
 #: Messages in a row that cannot be read, after which an engine is given up.
 _MAX_REFUSALS = 3
+_LOG_LEVELS = {EngineState.READY: logging.INFO, EngineState.STARTING: logging.INFO, EngineState.REFUSED: logging.ERROR}
 
 ClientState = Literal["closed", "connecting", "ready", "unhealthy"]
 
@@ -64,6 +76,7 @@ class EngineClient:
         self._dispatcher = Dispatcher()
         self._group = EngineGroup(engine_count)
         self._flights: dict[str, Engine] = {}
+        self._protocol: Protocol | None = None
         self._ready = asyncio.Event()
         self._sockets: WorkerSockets | None = None
 
@@ -78,6 +91,7 @@ class EngineClient:
         self._monitor = ConnectionMonitor(sockets.monitor, self._on_disconnect)
         self._input = RegistrationListener(sockets.input, count, self._monitor, self._on_registration)
         self._outbox = Outbox(sockets.input, self.family.encode_abort, self._on_unreachable, self._input.check)
+        self._waves = WaveTracker(self.engines, self._outbox)
         self._output = SocketReader(sockets.output, self._on_output)
         self._silence = SilenceWatch(self.engines, self._silence_timeout, self._on_silence)
 
@@ -98,6 +112,11 @@ class EngineClient:
         return self._group.engines
 
     @property
+    def engine_count(self) -> int:
+        """Engines that share the sockets, whether they are there or not."""
+        return len(self.engines)
+
+    @property
     def ready_engines(self) -> tuple[Engine, ...]:
         """Engines that take requests."""
         return tuple(engine for engine in self.engines if engine.ready) if self._sockets is not None else ()
@@ -110,16 +129,17 @@ class EngineClient:
     @property
     def accepting(self) -> bool:
         """Whether ``generate`` would try: an engine is ready, or a silent one is due for a trial."""
-        return self._sockets is not None and self._group.accepting
+        return self._sockets is not None and self._group.accepts()
 
     @property
     def state(self) -> ClientState:
-        """``connecting`` until the first engine registers, then ``ready`` or, with none left, ``unhealthy``."""
+        """``connecting`` until the first engine registers, then ``ready`` or, with none of use, ``unhealthy``."""
         if self._sockets is None:
             return "closed"
         if self.ready:
             return "ready"
-        return "connecting" if self.ready_response is None else "unhealthy"
+        refused = any(engine.state is EngineState.REFUSED for engine in self.engines)
+        return "unhealthy" if refused or self.ready_response is not None else "connecting"
 
     @property
     def reason(self) -> str:
@@ -155,31 +175,32 @@ class EngineClient:
         format: ResponseFormat,
         options: TextOptions,
         tokenizer: Tokenizer,
-        prompt_tokens: int,
+        prompts: Sequence[Prompt],
         requests: Sequence[GenerationRequest],
-        n: int = 1,
     ) -> int:
-        """Send the generations of one response, each to the engine with the least to do; returns the response's key.
+        """Send the generations of one response, each to its ``data_parallel_rank``, or the engine with the least to do.
 
-        From then on the response is the sink's, whatever becomes of it. If this raises, or is cancelled, nothing is
-        left of it here or on an engine. ``n`` is the number of choices per prompt.
+        Returns the response's key. From then on the response is the sink's, whatever becomes of it. If this raises, or
+        is cancelled, nothing is left of it here or on an engine. Each prompt has as many of the requests as the others:
+        the first are the first one's.
 
         Raises
         ------
         EngineUnavailable
-            No engine is ready, or one went away as the request was sent.
+            No engine is ready, or the one asked for is not, or one went away as the request was sent.
         EngineBusy
             An engine took no message for ``send_timeout`` seconds.
         ValueError
-            The family cannot honour a request, or a request id is in flight already.
+            The family cannot honour a request, there is no engine of its rank, a request id is in flight already, or
+            the requests do not divide by the prompts.
         """
-        if not self.accepting:
-            raise EngineUnavailable(self.reason)
-        messages = [(request.rid, self.family.encode_request(request)) for request in requests]
+        protocol = self._check_accepting(requests)
+        wave = self._waves.current
+        messages = [(request.rid, self.family.encode_request(request, protocol, wave=wave)) for request in requests]
         rids = [request.rid for request in requests]
-        key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompt_tokens, n)
-        for rid in rids:
-            self._reserve(rid)
+        key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompts)
+        for request in requests:
+            self._reserve(request)
         sent = 0
         lost: Engine | None = None
         try:
@@ -214,10 +235,23 @@ class EngineClient:
         """End the pause; returns one framed chunk with what gathered, if anything did."""
         return self._dispatcher.resume(key)
 
-    def _reserve(self, rid: str) -> None:
-        engine = self._group.least_loaded()
+    def _check_accepting(self, requests: Sequence[GenerationRequest]) -> Protocol:
+        """The wire that the engines speak, if those that the requests need take any."""
+        if not self.accepting or self._protocol is None:
+            raise EngineUnavailable(self.reason)
+        for rank in {request.data_parallel_rank for request in requests}:
+            if rank is None:
+                continue
+            if not 0 <= rank < self.engine_count:
+                raise ValueError(f"there is no engine {rank}, only 0 to {self.engine_count - 1}")
+            if not self._group.accepts(rank):
+                raise EngineUnavailable(f"engine {rank} {self.engines[rank].reason}")
+        return self._protocol
+
+    def _reserve(self, request: GenerationRequest) -> None:
+        engine = self._group.least_loaded(request.data_parallel_rank)
         engine.in_flight += 1
-        self._flights[rid] = engine
+        self._flights[request.rid] = engine
         if engine.in_flight == 1:
             self._silence.begin(engine)
 
@@ -237,6 +271,7 @@ class EngineClient:
             if engine is None:
                 return False
             if self._outbox.send(engine, frames):
+                self._waves.on_request()
                 return True
             now = self._loop.time()
             deadline = deadline or now + self._send_timeout
@@ -247,10 +282,9 @@ class EngineClient:
     # --- output ---
 
     def _on_output(self, messages: list[Message]) -> None:
-        while messages:
-            outcome = self._dispatcher.feed(
-                self.family.protocol, [[frame.bytes for frame in frames] for frames in messages]
-            )
+        messages = self._legible(messages)
+        while messages and self._protocol is not None:
+            outcome = self._dispatcher.feed(self._protocol, [[frame.bytes for frame in frames] for frames in messages])
             self._on_outcome(outcome, messages[: outcome.consumed])
             messages = messages[outcome.consumed :]
 
@@ -260,6 +294,8 @@ class EngineClient:
             self._abort(outcome.aborts)
         for rid in outcome.finished:
             self._release(rid)
+        for wave in outcome.waves:
+            self._waves.on_wave(wave)
         refused = messages.pop() if outcome.refused is not None else None
         now = self._loop.time()
         for engine in self._senders(messages):
@@ -273,6 +309,16 @@ class EngineClient:
                 self._lose(engine, "has died")
         if refused is not None:
             self._on_refused(self._senders([refused]), outcome.refused)
+
+    def _legible(self, messages: list[Message]) -> list[Message]:
+        """Without those of engines that are refused: they speak another wire."""
+        if not any(engine.state is EngineState.REFUSED for engine in self.engines):
+            return messages
+        return [
+            frames
+            for frames in messages
+            if any(engine.state is not EngineState.REFUSED for engine in self._senders([frames]))
+        ]
 
     def _senders(self, messages: Sequence[Message]) -> Sequence[Engine]:
         """Engines that some messages came from; all that come into question where it cannot be told."""
@@ -321,6 +367,7 @@ class EngineClient:
                     orders.setdefault(target, []).append(rid)
         for engine, stopped in orders.items():
             self._outbox.abort(engine, stopped)
+            self._waves.on_abort(engine)
 
     # --- liveness ---
 
@@ -335,10 +382,26 @@ class EngineClient:
     def _on_registration(self, registration: Registration) -> None:
         engine = self.engines[registration.index]
         self._disconnect(engine, "has restarted")
+        engine.peer = registration.peer
+        try:
+            self._protocol = self._protocol_of(registration.response)
+        except UnsupportedEngineError as error:
+            self._set_state(engine, EngineState.REFUSED, str(error))
+            return
         engine.ready_response = registration.response
-        engine.connection, engine.peer = registration.connection, registration.peer
+        engine.connection = registration.connection
         engine.refusals = 0
         self._set_state(engine, EngineState.READY)
+        self._waves.on_registration(engine, self.family.start_wave(registration.response))
+
+    def _protocol_of(self, response: ReadyResponse) -> Protocol:
+        """The wire of an engine that comes; it has to be that of the engines beside it."""
+        protocol = self.family.protocol(response)
+        if protocol != self._protocol and any(engine.reachable for engine in self.engines):
+            raise UnsupportedEngineError("speaks another version of the wire than the engines beside it")
+        if protocol.warning is not None:
+            logger.warning("%s (%s)", protocol.warning, self.addresses.input_endpoint)
+        return protocol
 
     def _on_disconnect(self, connection: int) -> None:
         engine = self._group.at_connection(connection)
@@ -369,9 +432,8 @@ class EngineClient:
 
     def _set_state(self, engine: Engine, state: EngineState, reason: str | None = None) -> None:
         engine.state, engine.reason = state, reason or state.value
-        well = state in (EngineState.READY, EngineState.STARTING)
         logger.log(
-            logging.INFO if well else logging.WARNING,
+            _LOG_LEVELS.get(state, logging.WARNING),
             "engine %d %s (%s)",
             engine.index,
             engine.reason,

@@ -19,6 +19,8 @@ class EngineState(enum.Enum):
     SILENT = "is silent"
     #: Ready again when it registers again.
     LOST = "is lost"
+    #: Registered, and of no use: its wire is unknown, or another one than that of the engines beside it.
+    REFUSED = "is refused"
 
 
 class Engine:
@@ -90,23 +92,24 @@ class EngineGroup:
         self.engines = tuple(Engine(index) for index in range(count))
         self._turn = 0
 
-    def least_loaded(self) -> Engine:
+    def least_loaded(self, rank: int | None = None) -> Engine:
         """The ready engine with the least in flight; among equals, each in its turn. With none ready, a silent one.
 
-        There must be one or the other.
+        There must be one or the other. With ``rank`` that engine alone counts.
         """
         count = len(self.engines)
-        candidates = [engine for engine in self.engines if engine.ready] or self._silent()
+        among = self._among(rank)
+        candidates = [engine for engine in among if engine.ready] or self._silent(among)
         chosen = min(candidates, key=lambda engine: (engine.in_flight, (engine.index - self._turn) % count))
         self._turn = chosen.index + 1
         return chosen
 
-    @property
-    def accepting(self) -> bool:
-        """Whether a response may be begun."""
-        if any(engine.ready for engine in self.engines):
+    def accepts(self, rank: int | None = None) -> bool:
+        """Whether a response may be begun, on the engine ``rank`` if that is given."""
+        among = self._among(rank)
+        if any(engine.ready for engine in among):
             return True
-        silent = self._silent()
+        silent = self._silent(among)
         return bool(silent) and not any(engine.in_flight for engine in silent)
 
     def at_connection(self, connection: int) -> Engine | None:
@@ -119,5 +122,8 @@ class EngineGroup:
             return [engine for engine in self.engines if engine.peer in peers]
         return self.engines
 
-    def _silent(self) -> list[Engine]:
-        return [engine for engine in self.engines if engine.state is EngineState.SILENT]
+    def _among(self, rank: int | None) -> Sequence[Engine]:
+        return self.engines if rank is None else (self.engines[rank],)
+
+    def _silent(self, among: Sequence[Engine]) -> list[Engine]:
+        return [engine for engine in among if engine.state is EngineState.SILENT]

@@ -1,4 +1,4 @@
-"""Sending to engines, which must never block and never forget an abort."""
+"""Sending to engines, which must never block and never forget an order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Outbox:
     encode_abort
         The engine family's.
     on_unreachable
-        Called when an abort finds its engine gone.
+        Called when an order finds its engine gone.
     after_send
         Called when something was sent: sending may have taken in the news of what can be read.
     """
 
-    __slots__ = ("_after_send", "_encode_abort", "_loop", "_on_unreachable", "_retry", "_router", "_waiting")
+    __slots__ = ("_aborts", "_after_send", "_encode_abort", "_loop", "_on_unreachable", "_retry", "_router", "_wakes")
 
     def __init__(
         self,
@@ -48,7 +48,9 @@ class Outbox:
         self._on_unreachable = on_unreachable
         self._after_send = after_send
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Engine, list[str]] = {}
+        # Orders that wait for room.
+        self._wakes: dict[Engine, list[bytes]] = {}
+        self._aborts: dict[Engine, list[str]] = {}
         self._retry: asyncio.TimerHandle | None = None
 
     def send(self, engine: Engine, frames: Sequence[bytes]) -> bool:
@@ -66,29 +68,37 @@ class Outbox:
 
     def abort(self, engine: Engine, rids: Sequence[str]) -> None:
         """Tell an engine to stop generations; what finds no room waits for it."""
-        self._waiting.setdefault(engine, []).extend(rids)
-        self._send_aborts(engine)
+        self._aborts.setdefault(engine, []).extend(rids)
+        self._send_orders(engine)
+
+    def wake(self, engine: Engine, frames: list[bytes]) -> None:
+        """Tell an engine to begin a wave; one that still waits for room gives way to it."""
+        self._wakes[engine] = frames
+        self._send_orders(engine)
 
     def forget(self, engine: Engine) -> None:
-        """Drop the aborts that wait for an engine which is gone."""
-        self._waiting.pop(engine, None)
+        """Drop the orders that wait for an engine which is gone."""
+        self._wakes.pop(engine, None)
+        self._aborts.pop(engine, None)
 
     def stop(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
 
-    def _send_aborts(self, engine: Engine) -> None:
+    def _send_orders(self, engine: Engine) -> None:
         try:
-            if self.send(engine, self._encode_abort(self._waiting[engine])):
-                del self._waiting[engine]
-            elif self._retry is None:
-                self._retry = self._loop.call_later(RETRY_INTERVAL, self._send_waiting)
+            if engine in self._wakes and self.send(engine, self._wakes[engine]):
+                del self._wakes[engine]
+            if engine in self._aborts and self.send(engine, self._encode_abort(self._aborts[engine])):
+                del self._aborts[engine]
         except UnreachableError:
             self.forget(engine)
             self._on_unreachable(engine)
+        else:
+            if self._retry is None and (engine in self._wakes or engine in self._aborts):
+                self._retry = self._loop.call_later(RETRY_INTERVAL, self._send_waiting)
 
     def _send_waiting(self) -> None:
         self._retry = None
-        for engine in list(self._waiting):
-            if engine in self._waiting:  # the loss of one may have sent what waited for another
-                self._send_aborts(engine)
+        for engine in self._wakes.keys() | self._aborts.keys():
+            self._send_orders(engine)  # which does nothing for one that the loss of another has sent meanwhile

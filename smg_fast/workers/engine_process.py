@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import errno
 import logging
+import os
 import signal
 from asyncio.subprocess import DEVNULL
 from collections.abc import Sequence
@@ -20,6 +23,10 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 #: Deaths in a row after which it is given up.
 _MAX_DEATHS = 5
 
+_STDERR = 2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_prctl = ctypes.CDLL(None).prctl
+
 
 class EngineProcessError(Exception):
     """The engine cannot be started, or dies again and again. The text tells the operator."""
@@ -28,7 +35,8 @@ class EngineProcessError(Exception):
 class EngineProcess:
     """A command that shall run for as long as ``run`` does.
 
-    It has a session of its own, as a terminal's Ctrl-C is not meant for it, and its standard output is discarded.
+    It has a session of its own, as a terminal's Ctrl-C is not meant for it, and gets SIGTERM if this process is killed.
+    What it writes, on either output, is for the operator: it goes to our standard error.
     """
 
     def __init__(self, command: Sequence[str], *, first_pause: float = 0.5, patience: float = 5.0) -> None:
@@ -78,7 +86,11 @@ class EngineProcess:
         while True:
             try:
                 return await asyncio.create_subprocess_exec(
-                    *self._command, stdin=DEVNULL, stdout=DEVNULL, start_new_session=True
+                    *self._command,
+                    stdin=DEVNULL,
+                    stdout=_STDERR,
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
             except OSError as error:
                 if error.errno not in _SHORTAGES:
@@ -87,15 +99,21 @@ class EngineProcess:
             await asyncio.sleep(self._first_pause)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), self._patience)
-        except asyncio.TimeoutError:
-            logger.warning("the engine does not end: killing process %d", process.pid)
-            process.kill()
-            await process.wait()
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), self._patience)
+            except asyncio.TimeoutError:
+                logger.warning("the engine does not end: killing process %d", process.pid)
+        # Whatever it has started may have outlived it, and hold its memory.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child, before it becomes the engine."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ending(code: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..engines import RequestForm
+from ..engines import ConstraintBackend, RequestForm
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,16 +16,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     url : str
         ``ipc://PATH``; see ``transport.addresses``.
-    runtime : str
-        Name of the engine family.
+    runtime : str, optional
+        Name of the engine family; unset means vLLM.
     model : Path
         The model's directory, or a GGUF file.
     served_model_names : tuple of str
         Names clients may call the model by; empty: the name of its directory or file.
     handshake_address : str, optional
         ``tcp://HOST:PORT`` instead of the one that follows from the URL.
-    request_form : str
-        Revision of the wire that requests are written in; see ``engines.family``.
+    request_form, vllm_version, structured_outputs_backend, max_logprobs
+        What the engine family has to know; see ``engines.family``.
     engine_count : int
         Engines (data-parallel ranks) on the sockets.
     silence_timeout : float
@@ -33,11 +33,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     url: str
-    runtime: str
     model: Path
+    runtime: str | None = None
     served_model_names: tuple[str, ...] = ()
     handshake_address: str | None = None
     request_form: RequestForm = "tagged"
+    vllm_version: str | None = None
+    structured_outputs_backend: ConstraintBackend = "guidance"
+    max_logprobs: int = 20
     engine_count: int = 1
     silence_timeout: float = 300.0
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ..engines import EngineFamily, family
+import logging
+
+from ..engines import VLLM, EngineFamily, family
 from ..transport import EngineClient, worker_addresses
 from .spec import WorkerSpec
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -16,7 +20,7 @@ class Worker:
             raise ValueError(f"a worker has at least one engine, got {spec.engine_count}")
         self.spec = spec
         self.client = EngineClient(
-            family(spec.runtime, request_form=spec.request_form),
+            _family(spec),
             worker_addresses(spec.url, spec.handshake_address),
             engine_count=spec.engine_count,
             silence_timeout=spec.silence_timeout,
@@ -33,3 +37,17 @@ class Worker:
     async def close(self) -> None:
         """End what is in flight and remove the sockets."""
         await self.client.close()
+
+
+def _family(spec: WorkerSpec) -> EngineFamily:
+    runtime = spec.runtime
+    if runtime is None:
+        runtime = VLLM.name
+        logger.warning("worker %s: its runtime is not given and taken for %s", spec.url, runtime)
+    return family(
+        runtime,
+        request_form=spec.request_form,
+        vllm_version=spec.vllm_version,
+        structured_outputs_backend=spec.structured_outputs_backend,
+        max_logprobs=spec.max_logprobs,
+    )

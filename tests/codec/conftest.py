@@ -6,6 +6,7 @@ import pytest
 
 import smg_fast
 from smg_fast._codec import Tokenizer
+from tests.codec.client import Client
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,8 @@ def model() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture
+def client(tokenizer: Tokenizer) -> Client:
+    return Client(tokenizer)

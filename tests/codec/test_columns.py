@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from smg_fast._codec import Dispatcher, Output, Protocol, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast._codec import Dispatcher, Output, Prompt, Protocol, ResponseFormat, TextOptions, TokenIds, Tokenizer
 from tests.codec.ticks import Row, tick
 
 
@@ -40,7 +40,8 @@ def test_what_is_no_token_id_is_refused(ids: object, error: type[Exception]) -> 
 
 def test_numpy_sees_the_columns_of_an_output_without_a_copy(tokenizer: Tokenizer) -> None:
     dispatcher = Dispatcher()
-    dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(logprobs=True), ["r"], prompt_tokens=1)
+    prompts = [Prompt(TokenIds([1]))]
+    dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(logprobs=0), ["r"], prompts)
     ids = [5, 6, 7]
     dispatcher.feed(Protocol.tokenspeed(), [tick(Row("r", ids, "", [-0.5, -1e-300, -3.141592653589793]))])
     ((_, outputs, _),) = dispatcher.feed(Protocol.tokenspeed(), [tick(Row("r", [8], "length", [-2.0]))]).ended

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from smg_fast._codec import Dispatcher, Outcome, Output, Protocol, ResponseFormat, TextOptions, Tokenizer
+from smg_fast._codec import Prompt, ResponseFormat, TextOptions, TokenIds
+from tests.codec.client import Client, unframe
 from tests.codec.ticks import Row, tick
 
 CHAT = ResponseFormat.chat(id="chatcmpl-1", model='a "model"', created=7, stream=True)
@@ -15,71 +13,6 @@ CHAT_USAGE = ResponseFormat.chat(id="chatcmpl-1", model="m", created=7, stream=T
 CHAT_BODY = ResponseFormat.chat(id="chatcmpl-1", model="m", created=7, stream=False)
 COMPLETION = ResponseFormat.completion(id="cmpl-1", model="m", created=7, stream=True)
 COMPLETION_BODY = ResponseFormat.completion(id="cmpl-1", model="m", created=7, stream=False)
-
-
-class Client:
-    """Puts the bytes of an outcome together as an HTTP client would."""
-
-    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer) -> None:
-        self.dispatcher = dispatcher
-        self.tokenizer = tokenizer
-        self.raw = b""
-        self.end: bytes | list[Output] | None = None
-        self.error: str | None = None
-        self.aborts: list[str] = []
-        self.finished: list[str] = []
-
-    def open(self, format: ResponseFormat, rids: list[str], n: int = 1, prompt_tokens: int = 5, **options: Any) -> int:
-        return self.dispatcher.open(
-            self, format, self.tokenizer, TextOptions(**options), rids, prompt_tokens=prompt_tokens, n=n
-        )
-
-    def feed(self, *messages: list[bytes]) -> Outcome:
-        return self.take(self.dispatcher.feed(Protocol.tokenspeed(), messages))
-
-    def take(self, outcome: Outcome) -> Outcome:
-        for sink, chunk in outcome.chunks:
-            assert sink is self
-            self.raw += unframe(chunk)
-        for sink, data, error in outcome.ended:
-            assert sink is self
-            assert (data is None) is (error is not None)
-            self.end, self.error = data, error
-            if isinstance(data, bytes):
-                self.raw += data
-        self.aborts += outcome.aborts
-        self.finished += outcome.finished
-        return outcome
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        parts = self.raw.decode().split("\n\n")
-        assert parts[-1] == ""
-        assert all(part.startswith("data: ") for part in parts[:-1])
-        return [json.loads(part[6:]) for part in parts[:-1] if part != "data: [DONE]"]
-
-    def text(self, index: int = 0) -> str:
-        choices = [c for event in self.events for c in event["choices"] if c["index"] == index]
-        return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        assert isinstance(self.end, bytes)
-        body = json.loads(self.end)
-        assert isinstance(body, dict)
-        return body
-
-
-def unframe(chunk: bytes) -> bytes:
-    size, _, rest = chunk.partition(b"\r\n")
-    assert len(rest) == int(size, 16) + 2
-    assert rest.endswith(b"\r\n")
-    return rest[:-2]
-
-
-@pytest.fixture
-def client(tokenizer: Tokenizer) -> Client:
-    return Client(Dispatcher(), tokenizer)
 
 
 def ids(client: Client, text: str) -> list[int]:
@@ -120,7 +53,7 @@ def test_the_finishing_tick_carries_its_tokens(client: Client) -> None:
 
 
 def test_usage_comes_last_and_is_null_before(client: Client) -> None:
-    client.open(CHAT_USAGE, ["r"], prompt_tokens=11)
+    client.open(CHAT_USAGE, ["r"], prompt=Prompt(TokenIds(range(11))))
     client.feed(tick(Row("r", ids(client, "one two three"), "stop", cached_tokens=4)))
     *before, last = client.events
     assert all(event["usage"] is None for event in before)
@@ -135,7 +68,7 @@ def test_usage_comes_last_and_is_null_before(client: Client) -> None:
 
 
 def test_a_body_has_every_choice_and_counts_the_prompt_once(client: Client) -> None:
-    client.open(CHAT_BODY, ["a", "b"], n=2, prompt_tokens=11)
+    client.open(CHAT_BODY, ["a", "b"], prompt=Prompt(TokenIds(range(11))))
     client.feed(tick(Row("a", ids(client, "first"), "stop", cached_tokens=3), Row("b", ids(client, "se"))))
     assert client.end is None
     client.feed(tick(Row("b", ids(client, "cond"), "length", cached_tokens=3)))
@@ -150,7 +83,7 @@ def test_a_body_has_every_choice_and_counts_the_prompt_once(client: Client) -> N
 
 
 def test_choices_stream_interleaved_and_each_ends_once(client: Client) -> None:
-    client.open(CHAT, ["a", "b", "c"], n=3)
+    client.open(CHAT, ["a", "b", "c"])
     client.feed(tick(Row("b", ids(client, "bee"))))
     client.feed(tick(Row("a", ids(client, "ay"), "stop"), Row("c", ids(client, "sea"))))
     client.feed(tick(Row("c", [], "length"), Row("b", ids(client, "!"), "stop")))
@@ -234,7 +167,7 @@ def test_an_eos_token_has_no_text_and_no_stop_reason(client: Client) -> None:
 
 
 def test_chat_logprobs_show_every_token_with_its_bytes(client: Client) -> None:
-    client.open(CHAT_BODY, ["r"], logprobs=True)
+    client.open(CHAT_BODY, ["r"], logprobs=0)
     tokens = ids(client, "é日")
     logprobs = [-0.1 * position for position in range(1, len(tokens) + 1)]
     client.feed(tick(Row("r", tokens, "length", logprobs)))
@@ -248,7 +181,7 @@ def test_chat_logprobs_show_every_token_with_its_bytes(client: Client) -> None:
 def test_streamed_logprobs_are_neither_lost_nor_doubled_while_text_is_held(
     client: Client, format: ResponseFormat
 ) -> None:
-    client.open(format, ["r"], logprobs=True, stop=["zzz"])
+    client.open(format, ["r"], logprobs=0, stop=["zzz"])
     tokens = ids(client, "日本 zz 🎉 z")
     for position, token in enumerate(tokens):
         client.feed(tick(Row("r", [token], "length" if position == len(tokens) - 1 else "", [-float(position)])))
@@ -261,7 +194,7 @@ def test_streamed_logprobs_are_neither_lost_nor_doubled_while_text_is_held(
 
 
 def test_completion_text_offsets_count_characters_across_events(client: Client) -> None:
-    client.open(COMPLETION, ["r"], logprobs=True)
+    client.open(COMPLETION, ["r"], logprobs=0)
     words = ["né", " 日", " x"]
     for word in words:
         tokens = ids(client, word)
@@ -276,7 +209,7 @@ def test_completion_text_offsets_count_characters_across_events(client: Client) 
 
 
 def test_missing_logprobs_fail_the_request_instead_of_vanishing(client: Client) -> None:
-    client.open(CHAT_BODY, ["r"], logprobs=True)
+    client.open(CHAT_BODY, ["r"], logprobs=0)
     client.feed(tick(Row("r", ids(client, "a"))))
     assert client.error is not None
     assert "logprobs" in client.error
@@ -284,7 +217,7 @@ def test_missing_logprobs_fail_the_request_instead_of_vanishing(client: Client) 
 
 
 def test_an_engine_error_fails_the_response_and_stops_its_siblings(client: Client) -> None:
-    client.open(CHAT, ["a", "b"], n=2)
+    client.open(CHAT, ["a", "b"])
     client.feed(tick(Row("a", ids(client, "x")), Row("b", ids(client, "y"))))
     client.feed(tick(Row("a", ids(client, "x")), Row("b", [], "error")))
     assert client.error is not None
@@ -354,7 +287,7 @@ def test_an_orphan_is_aborted_once(client: Client) -> None:
 
 
 def test_a_paused_response_accumulates_and_resumes_with_everything(client: Client) -> None:
-    key = client.open(CHAT, ["r"], logprobs=True)
+    key = client.open(CHAT, ["r"], logprobs=0)
     client.dispatcher.pause(key)
     words = ("one", " two", " three")
     for word in words:
@@ -369,7 +302,7 @@ def test_a_paused_response_accumulates_and_resumes_with_everything(client: Clien
 
 
 def test_a_response_that_ends_while_paused_ends_whole(client: Client) -> None:
-    key = client.open(CHAT, ["a", "b"], n=2)
+    key = client.open(CHAT, ["a", "b"])
     client.feed(tick(Row("a", ids(client, "x"))))
     client.dispatcher.pause(key)
     client.feed(tick(Row("a", ids(client, "y"), "stop"), Row("b", ids(client, "z"))))

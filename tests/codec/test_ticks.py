@@ -16,6 +16,7 @@ from smg_fast._codec import (
     CodecError,
     Dispatcher,
     Output,
+    Prompt,
     Protocol,
     ResponseFormat,
     TextOptions,
@@ -32,6 +33,7 @@ from smg_fast.embedded.wire.tokenspeed import REVISIONS, Revision, TokenSpeed
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "tokenspeed" / "wire-0.1.1.json").read_text())
 FINISH: list[Literal["stop", "length"]] = ["stop", "length"]
+PROMPTS = [Prompt(TokenIds([1]))]
 
 
 class Sequence(NamedTuple):
@@ -59,7 +61,7 @@ def outputs_of(
     """Feed messages for these requests; the outputs by request id, and the loads."""
     dispatcher = Dispatcher()
     for rid in rids:
-        dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, TextOptions(**options), [rid], prompt_tokens=1)
+        dispatcher.open(rid, ResponseFormat.outputs(), tokenizer, TextOptions(**options), [rid], PROMPTS)
     outcome = dispatcher.feed(Protocol.tokenspeed(), messages)
     assert outcome.refused is None
     outputs: dict[str, Output] = {}
@@ -90,7 +92,7 @@ def test_random_ticks_arrive_as_they_were_sent(
                 finish: Literal["", "stop", "length"] = plan.finish if is_last else ""
                 rows.append(TickRow(rid, plan.pieces[turn], finish, 7, done, 3, values))
         messages.append(engine.encode_tick(data.draw(st.permutations(rows)), load, 2))
-    outputs, loads = outputs_of(tokenizer, messages, rids, logprobs=with_logprobs)
+    outputs, loads = outputs_of(tokenizer, messages, rids, logprobs=0 if with_logprobs else None)
     for rid, plan in zip(rids, plans, strict=True):
         output = outputs[rid]
         ids = [id for piece in plan.pieces for id in piece]
@@ -121,8 +123,8 @@ def test_recorded_ticks_decode_to_their_fields(tokenizer: Tokenizer, case: dict[
             strict=True,
         ):
             dispatcher = Dispatcher()
-            options = TextOptions(logprobs=bool(values))
-            dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, options, [rid], prompt_tokens=1)
+            options = TextOptions(logprobs=0 if values else None)
+            dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, options, [rid], PROMPTS)
             outcome = dispatcher.feed(Protocol.tokenspeed(), [message])
             if not reason:
                 assert outcome.ended == []
@@ -146,7 +148,7 @@ def test_a_ragged_tick_is_refused_whole(tokenizer: Tokenizer) -> None:
         ragged = [*good]
         ragged[column] = [*good[column], *good[column]]
         dispatcher = Dispatcher()
-        dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(), ["r"], prompt_tokens=1)
+        dispatcher.open("sink", ResponseFormat.outputs(), tokenizer, TextOptions(), ["r"], PROMPTS)
         assert dispatcher.feed(Protocol.tokenspeed(), [[msgpack.packb(ragged)]]).refused
         ((_, result, _),) = dispatcher.feed(Protocol.tokenspeed(), [last]).ended
         assert isinstance(result, list)

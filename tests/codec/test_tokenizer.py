@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from smg_fast._codec import Tokenizer
-from tests.codec.test_detokenizer import MODELS, TEXTS
+from tests.codec.test_detokenizer import LLAMA, MODELS, TEXTS, WORDS, tokenizer_with
 
 
 @pytest.fixture(scope="module", params=["package", "qwen3", "gpt-oss", "smollm2-135m-instruct"])
@@ -74,3 +74,26 @@ def test_a_missing_file_and_a_wrong_one_are_told_apart(tmp_path: Path) -> None:
     wrong.write_text("{}")
     with pytest.raises(ValueError, match=r".+"):
         Tokenizer.from_file(str(wrong))
+
+
+def test_a_stop_token_is_exactly_the_text(tokenizer: Tokenizer) -> None:
+    for text in (" the", "\n", "!", "a", " of"):
+        token = tokenizer.stop_token(text)
+        assert token is not None
+        assert tokenizer.decode([token], skip_special_tokens=True) == text
+    assert tokenizer.stop_token("é") is None, "no token of this vocabulary is exactly that"
+    assert tokenizer.stop_token("no such token") is None
+    assert tokenizer.stop_token("<|im_end|>") is None, "a text leaves special tokens out"
+    assert tokenizer.stop_token("\u0120the") is None, "the vocabulary spells ' the' so, and no text is meant by it"
+
+
+def test_an_added_token_that_shows_may_be_stopped_at(pair: tuple[Tokenizer, tokenizers.Tokenizer]) -> None:
+    ours, theirs = pair
+    for id, token in theirs.get_added_tokens_decoder().items():
+        assert ours.stop_token(token.content) == (None if token.special else id)
+
+
+def test_only_a_decoder_that_spells_tokens_alike_everywhere_has_stop_tokens(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(tmp_path, LLAMA, WORDS)
+    assert tokenizer.token_to_id("a") is not None
+    assert tokenizer.stop_token("a") is None

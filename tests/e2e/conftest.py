@@ -115,7 +115,7 @@ def gateway(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session")
 def engine_process(engine: Engine, gateway: GatewayProcess) -> Iterator[EngineProcess]:
     with EngineProcess(engine, gateway.handshake) as process:
-        eventually(gateway.is_ready, within=60)
+        eventually(gateway.is_ready, within=engine.patience)
         yield process
 
 

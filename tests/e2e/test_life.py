@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from pathlib import Path
 
@@ -84,21 +83,55 @@ async def test_more_chats_than_an_engine_has_room_for_all_end(
     assert gateway.in_flight() == 0
 
 
-def test_clients_that_leave_make_room(client: openai.OpenAI, gateway: GatewayProcess) -> None:
+async def test_sixty_four_streams_at_once(gateway: GatewayProcess, engine_process: EngineProcess) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+
+        async def streamed(number: int) -> None:
+            stream = await client.chat.completions.create(
+                model="model",
+                messages=message(f"Count on from {number}."),
+                max_tokens=12,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            *events, last = [event async for event in stream]
+            assert "".join(event.choices[0].delta.content or "" for event in events)
+            assert [finish for event in events if (finish := event.choices[0].finish_reason)] in (["stop"], ["length"])
+            assert last.usage is not None
+            assert 0 < last.usage.completion_tokens <= 12
+
+        await asyncio.gather(*map(streamed, range(64)))
+    eventually(lambda: gateway.in_flight() == 0, within=5)
+
+
+@pytest.mark.needs(Capability.FEW_SLOTS)
+async def test_clients_that_leave_make_room(
+    engine: Engine, gateway: GatewayProcess, engine_process: EngineProcess
+) -> None:
     """What they asked for would take the engine much longer than the one who stays has to wait."""
-    streams = [
-        client.chat.completions.create(
-            model="model", messages=message("go on"), max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
-        )
-        for _ in range(4)
-    ]
-    for stream in streams:
-        next(iter(stream))
-        stream.close()
-    start = time.monotonic()
-    answer = client.chat.completions.create(model="model", messages=message("hello"), max_tokens=2)
-    assert answer.choices[0].message.content
-    assert time.monotonic() - start < 5
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+
+        async def ask_and_leave() -> None:
+            async with await client.chat.completions.create(
+                model="model", messages=message("go on"), max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+            ) as stream:
+                async for event in stream:
+                    if event.choices[0].delta.content:
+                        all_run.release()
+                        break
+                await leave.wait()
+
+        all_run, leave = asyncio.Semaphore(0), asyncio.Event()
+        clients = [asyncio.create_task(ask_and_leave()) for _ in range(engine.slots)]
+        for _ in clients:
+            await all_run.acquire()
+        leave.set()
+        await asyncio.gather(*clients)
+        start = time.monotonic()
+        answer = await client.chat.completions.create(model="model", messages=message("hello"), max_tokens=2)
+        assert answer.choices[0].message.content
+        assert time.monotonic() - start < 5
     eventually(lambda: gateway.in_flight() == 0, within=5)
 
 
@@ -112,13 +145,13 @@ def test_a_killed_engine_ends_every_request_and_its_successor_serves(engine: Eng
             assert int(refused.value.response.headers["Retry-After"]) > 0
 
             with EngineProcess(engine, gateway.handshake) as process:
-                eventually(gateway.is_ready, within=60)
+                eventually(gateway.is_ready, within=engine.patience)
                 asyncio.run(killed_under_load(endpoint, process))
             eventually(lambda: not gateway.is_ready(), within=5)
             assert gateway.in_flight() == 0
 
             with EngineProcess(engine, gateway.handshake):
-                eventually(gateway.is_ready, within=60)
+                eventually(gateway.is_ready, within=engine.patience)
                 answer = client.chat.completions.create(model="model", messages=message("welcome back"), max_tokens=4)
                 assert answer.choices[0].message.content
 
@@ -144,8 +177,8 @@ async def killed_under_load(endpoint: str, process: EngineProcess) -> None:
         tasks = [asyncio.create_task(make()) for make in (streamed, whole) for _ in range(8)]
         for _ in range(64):
             await begun.acquire()
-        process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
+        process.kill()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert time.monotonic() - killed < 1
     assert all(isinstance(result, openai.APIError) for result in results), results
@@ -159,8 +192,33 @@ def test_a_fault_ends_in_an_error_never_in_a_wrong_answer(engine: Engine, tmp_pa
         EngineProcess(engine, gateway.handshake, fault, "5"),
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
     ):
-        eventually(gateway.is_ready, within=60)
+        eventually(gateway.is_ready, within=engine.patience)
         stream = client.chat.completions.create(model="model", messages=message(said(1)), stream=True)
         with pytest.raises(openai.APIError):
             list(stream)
         eventually(lambda: gateway.in_flight() == 0, within=5)
+
+
+@pytest.mark.needs(Capability.FAULTS)
+def test_what_an_engine_fails_is_never_an_empty_answer(engine: Engine, tmp_path: Path) -> None:
+    with (
+        GatewayProcess(engine, tmp_path) as gateway,
+        EngineProcess(engine, gateway.handshake, "--fail-after", "3"),
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        eventually(gateway.is_ready, within=engine.patience)
+        with pytest.raises(openai.InternalServerError) as failed:
+            client.chat.completions.create(model="model", messages=message(said(1)))
+        assert failed.value.status_code == 500
+        pieces: list[str] = []
+
+        def streamed() -> None:
+            for event in client.chat.completions.create(model="model", messages=message(said(1)), stream=True):
+                pieces.append(event.choices[0].delta.content or "")  # noqa: PERF401 - they are wanted however it ends
+
+        with pytest.raises(openai.APIError, match="engine"):
+            streamed()
+        text = "".join(pieces)
+        assert text
+        assert said(1).startswith(text)
+        assert gateway.in_flight() == 0

@@ -101,6 +101,8 @@ def test_a_regular_expression_a_choice_and_a_grammar_are_obeyed(client: openai.O
 
 @pytest.mark.needs(Capability.CONSTRAINTS)
 def test_a_constraint_that_cannot_be_honoured_is_an_error_that_says_so(client: openai.OpenAI) -> None:
-    for constraint, words in (({"regex": "(?=a)b"}, "regex"), ({"json": {"type": "nonsense"}}, "nonsense")):
-        with pytest.raises(openai.InternalServerError, match=words):
-            text(client, extra_body={"structured_outputs": constraint})
+    with pytest.raises(openai.BadRequestError, match=r"structured_outputs\.regex"):
+        text(client, extra_body={"structured_outputs": {"regex": "(?=a)b"}})
+    # Whether a schema can be honoured is for the engine to say, where the gateway does not know how it does it.
+    with pytest.raises((openai.BadRequestError, openai.InternalServerError), match="nonsense"):
+        text(client, extra_body={"structured_outputs": {"json": {"type": "nonsense"}}})

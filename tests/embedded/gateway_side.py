@@ -194,9 +194,12 @@ class Gateway:
     def abort(self, *rids: str, identity: bytes = b"\0\0") -> None:
         self.send([b"\1", msgpack.packb(list(rids))], identity)
 
-    def message(self) -> bytes:
+    def frames(self) -> list[bytes]:
         _wait(self._output)
-        (frame,) = self._output.recv_multipart()
+        return self._output.recv_multipart()
+
+    def message(self) -> bytes:
+        (frame,) = self.frames()
         return frame
 
     def tick(self) -> Tick:
@@ -251,10 +254,16 @@ def read(payload: bytes) -> Tick:
 
 
 class Simulator:
-    """``python -m smg_fast.embedded.simulator`` with the given arguments."""
+    """``python -m smg_fast.embedded.simulator``, or another program, with the given arguments."""
 
-    def __init__(self, address: str, *arguments: str | int | float, log: bool = False) -> None:
-        command = [sys.executable, "-m", "smg_fast.embedded.simulator", "--handshake", address, *map(str, arguments)]
+    def __init__(
+        self,
+        address: str,
+        *arguments: str | int | float,
+        log: bool = False,
+        program: Sequence[str | int] = ("smg_fast.embedded.simulator",),
+    ) -> None:
+        command = [sys.executable, "-m", *map(str, (*program, "--handshake", address, *arguments))]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE if log else None, cwd=ROOT
         )
@@ -300,9 +309,9 @@ class Simulator:
 
 
 @contextlib.contextmanager
-def pair(directory: Path, *arguments: str | int | float) -> Iterator[tuple[Gateway, Simulator]]:
+def pair(directory: Path, *arguments: str | int | float, log: bool = False) -> Iterator[tuple[Gateway, Simulator]]:
     """A gateway and a registered simulator, unpaced unless told otherwise."""
-    with Gateway(directory) as gateway, Simulator(gateway.address, "--tick-ms", 0, *arguments) as simulator:
+    with Gateway(directory) as gateway, Simulator(gateway.address, "--tick-ms", 0, *arguments, log=log) as simulator:
         gateway.accept()
         yield gateway, simulator
 

@@ -321,13 +321,13 @@ def test_a_regular_expression_and_a_grammar_are_obeyed(gateway: Gateway, tokeniz
 @pytest.mark.parametrize(
     ("sampling", "why"),
     [
-        ({"json_schema": '{"type": "nonsense"}'}, "json_schema: .*nonsense"),
-        ({"json_schema": "{"}, "json_schema: not JSON"),
-        ({"json_schema": '{"not": {"type": "string"}}'}, "json_schema: .*Unimplemented keys"),
+        ({"json_schema": '{"type": "nonsense"}'}, "json: .*nonsense"),
+        ({"json_schema": "{"}, "json: not JSON"),
+        ({"json_schema": '{"not": {"type": "string"}}'}, "json: .*Unimplemented keys"),
         ({"regex": "(?=a)b"}, "regex: .*"),
         ({"ebnf": "root ::= ("}, "failed to parse grammar"),
         ({"structural_tag": "{}"}, "structural_tag"),
-        ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "regex and grammar"),
         ({"regex": "a", "min_new_tokens": 2}, "min_new_tokens"),
         ({"n": 2}, "n = 2"),
         ({"max_new_tokens": 0}, "max_new_tokens = 0"),

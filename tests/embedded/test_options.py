@@ -23,22 +23,29 @@ def test_the_defaults_are_those_of_the_struct() -> None:
 
 def test_every_option_arrives() -> None:
     line = (
-        "--index 2 --revision tagged10 --remote --no-redial --tick-ms 2.5 --tokens-per-tick 3 --max-running 4 "
-        "--max-model-len 512 --page-size 32 --cached-tokens 5 --token-ids 6 7 --eos-token-id 8 9 --turn-start-id 10 "
-        "--turn-end-id 11 --role-separator-ids 12 13 --abort-rows --exit-with-parent 14 --die-after 15 "
-        "--dead-frame-after 16 --silent-after 17 --malformed-after 18 --malformed-count 19 --ragged-after 20 "
+        "--index 2 --runtime vllm --revision tagged10 --vllm-version 0.24.0 --waves --remote --no-redial --tick-ms 2.5 "
+        "--tokens-per-tick 3 --max-running 4 --max-model-len 512 --vocab-size 99 --max-logprobs 6 --page-size 32 "
+        "--cached-tokens 5 --token-ids 6 7 --answers a.json --eos-token-id 8 9 --turn-start-id 10 --turn-end-id 11 "
+        "--role-separator-ids 12 13 --abort-rows --exit-with-parent 14 --die-after 15 --dead-frame-after 16 "
+        "--silent-after 17 --malformed-after 18 --malformed-count 19 --ragged-after 20 --fail-after 21 --fail-as abort "
         "--slow-start 0.5 --slow-load 1"
     )
     assert options_from(_parse(*line.split())) == SimulatorOptions(
         handshake=ADDRESS,
         index=2,
+        runtime="vllm",
         revision="tagged10",
+        vllm_version="0.24.0",
+        waves=True,
         local=False,
         redial=False,
         tick_ms=2.5,
         tokens_per_tick=3,
         max_running=4,
         max_model_len=512,
+        vocab_size=99,
+        max_logprobs=6,
+        answers="a.json",
         page_size=32,
         cached_tokens=5,
         token_ids=(6, 7),
@@ -53,6 +60,8 @@ def test_every_option_arrives() -> None:
             malformed_after=18,
             malformed_count=19,
             ragged_after=20,
+            fail_after=21,
+            fail_as="abort",
             slow_start=0.5,
             slow_load=1.0,
         ),
@@ -82,6 +91,9 @@ def test_the_command_line_goes_before_the_model() -> None:
         (["--tick-ms", "nan"], "not a duration"),
         (["--die-after", "soon"], "not an integer"),
         (["--revision", "tagged11"], "invalid choice"),
+        (["--runtime", "sglang"], "invalid choice"),
+        (["--vllm-version", "0.11.2"], "older than 0.12.0"),
+        (["--vllm-version", "main"], "not a version"),
     ],
 )
 def test_nonsense_is_refused_by_name(arguments: list[str], clue: str, capsys: pytest.CaptureFixture[str]) -> None:

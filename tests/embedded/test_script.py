@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import struct
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smg_fast.embedded.simulator import TurnMarkers, token_logprobs
+from smg_fast.embedded.simulator import TurnMarkers, logprob_rows, token_logprobs
 from smg_fast.embedded.simulator.script import last_turn, write_script
 from smg_fast.embedded.wire import Sampling
 
@@ -111,3 +113,39 @@ def test_logprobs_depend_on_the_place_and_not_on_the_tick() -> None:
     assert token_logprobs([5, 5], 0)[0] != token_logprobs([5, 5], 0)[1]
     # No value survives a detour over 32 bits.
     assert all(struct.unpack("<f", struct.pack("<f", value))[0] != value for value in whole)
+
+
+@pytest.mark.parametrize("vocab_size", [1 << 31, 9])
+@pytest.mark.parametrize("alternatives", [0, 1, 5])
+def test_logprob_rows_are_like_an_engines(alternatives: int, vocab_size: int) -> None:
+    tokens = random.Random(1).choices(range(min(vocab_size, 1000)), k=500)
+    rows = logprob_rows(tokens, 0, alternatives, vocab_size)
+    outside = 0
+    for token, ids, values, rank in zip(tokens, rows.token_ids, rows.values, rows.ranks, strict=True):
+        (own, *others), (value, *likeliest) = ids, values
+        assert own == token
+        assert len(set(others)) == len(others) == len(likeliest) == alternatives
+        assert all(0 <= other < vocab_size for other in others)
+        assert likeliest == sorted(likeliest, reverse=True)
+        assert sum(map(math.exp, likeliest)) < 1
+        assert all(struct.unpack("<f", struct.pack("<f", each))[0] == each for each in values)
+        if rank <= alternatives:
+            assert (others[rank - 1], likeliest[rank - 1]) == (token, value)
+        else:
+            outside += 1
+            assert token not in others
+            assert all(value < other for other in likeliest)
+    assert outside > 0
+    assert alternatives in (0, 5) or outside < len(tokens)
+
+
+def test_logprob_rows_depend_on_the_place_and_not_on_the_tick() -> None:
+    whole = logprob_rows([5, 5, 6], 2, 3, 100)
+    parts = [logprob_rows([5, 5], 2, 3, 100), logprob_rows([6], 4, 3, 100)]
+    assert [row for part in parts for row in part.values] == whole.values
+    assert whole.values[0] != whole.values[1]
+
+
+def test_a_model_says_its_end_where_nothing_stops_at_it() -> None:
+    said, finish = write_script([7, 8], Sampling(max_new_tokens=5), (), room=20, end=END)
+    assert (said, finish) == ([7, 8, END, 7, 8], "length")

@@ -71,10 +71,13 @@ def test_requests_are_understood_from_any_prefix(recorded: dict[str, Any], eleme
     request = event.request
     assert (request.rid, request.prompt_ids) == (values["rid"], values["input_ids"])
     assert (request.logprobs, request.stream) == (values["return_logprob"], values["stream"])
-    assert (request.top_logprobs, request.prompt_logprobs) == (0, False)
+    assert (request.top_logprobs, request.prompt_logprobs) == (0, None)
     stop_ids = wanted["stop_token_ids"]
     wanted["stop_token_ids"] = None if stop_ids is None else tuple(stop_ids)
-    for name in Sampling.__struct_fields__:
+    names = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
+    constraints = {names[constraint.kind]: constraint.value for constraint in request.sampling.constraints}
+    assert constraints == {name: wanted[name] for name in names.values() if wanted[name] is not None}
+    for name in wanted.keys() & Sampling.__struct_fields__:
         assert getattr(request.sampling, name) == wanted[name], name
 
 
@@ -111,7 +114,7 @@ def test_the_tuple_form_is_understood() -> None:
 def test_logprobs_beyond_the_sampled_token_are_seen() -> None:
     payload = base64.b64decode(FIXTURE["requests"][0]["frames"][1])
     fields = msgpack.unpackb(payload)[:11]
-    for place, value, expected in [(7, 0, (0, True)), (8, 5, (5, False)), (9, [1, 2], (2, False))]:
+    for place, value, expected in [(7, 0, (0, 0)), (8, 5, (5, None)), (9, [1, 2], (2, None))]:
         changed = [*fields[:place], value, *fields[place + 1 :]]
         event = TokenSpeed().decode_request([b"\0", msgpack.packb(changed)])
         assert isinstance(event, Add)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from smg_fast._codec import TokenIds
+from smg_fast._codec import Protocol, TokenIds
 from smg_fast.engines import Constraint, ConstraintKind, EngineFamily, GenerationRequest, SamplingParams, family
 
 WIRE = json.loads((Path(__file__).parents[1] / "data" / "tokenspeed" / "wire-0.1.1.json").read_text())
@@ -18,8 +19,11 @@ RECORDED = {request["name"]: request["decoded"] for request in WIRE["requests"]}
 
 def encode(rid: str, sampling: SamplingParams, engine: EngineFamily | None = None) -> list[Any]:
     """Payload of the request, decoded."""
-    request = GenerationRequest(rid=rid, prompt_ids=TokenIds([1, 2, 3, 70000]), sampling=sampling)
-    type_byte, payload = (engine or family("tokenspeed")).encode_request(request)
+    return payload_of(GenerationRequest(rid=rid, prompt_ids=TokenIds([1, 2, 3, 70000]), sampling=sampling), engine)
+
+
+def payload_of(request: GenerationRequest, engine: EngineFamily | None = None) -> list[Any]:
+    type_byte, payload = (engine or family("tokenspeed")).encode_request(request, Protocol.tokenspeed())
     assert type_byte == b"\x00"
     fields: list[Any] = msgpack.unpackb(payload)
     return fields
@@ -35,7 +39,7 @@ def sampled(sampling: SamplingParams) -> dict[str, Any]:
     [
         (
             "plain",
-            SamplingParams(max_tokens=8, temperature=0.5, top_p=0.9, stop_token_ids=(2,), seed=42, logprobs=True),
+            SamplingParams(max_tokens=8, temperature=0.5, top_p=0.9, stop_token_ids=(2,), seed=42, logprobs=0),
         ),
         ("greedy", SamplingParams(max_tokens=16, temperature=0.0)),
         (
@@ -72,6 +76,37 @@ def test_a_constraint_has_a_field_of_its_own(kind: ConstraintKind, field: str) -
     constrained = sampled(SamplingParams(max_tokens=1, constraint=Constraint(kind, "text")))
     assert {name for name in plain if plain[name] != constrained[name]} == {field}
     assert constrained[field] == "text"
+
+
+def test_any_json_object_is_a_schema_and_a_choice_a_regular_expression() -> None:
+    any_object = sampled(SamplingParams(max_tokens=1, constraint=Constraint("json_object")))
+    assert json.loads(any_object["json_schema"]) == {"type": "object"}
+    choice = sampled(SamplingParams(max_tokens=1, constraint=Constraint("choice", ("a.b", "c (d)"))))["regex"]
+    assert [bool(re.fullmatch(choice, text)) for text in ("a.b", "c (d)", "axb", "a.bc")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("logprobs of more", {"logprobs": 1}),
+        ("prompt_logprobs", {"prompt_logprobs": 0}),
+        ("logit_bias", {"logit_bias": {1: 1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": (1,)}),
+        ("bad_words", {"bad_words": ((1, 2),)}),
+        ("whitespace_pattern", {"constraint": Constraint("json_object", whitespace_pattern=" ")}),
+        ("disable_any_whitespace", {"constraint": Constraint("json_object", disable_any_whitespace=True)}),
+    ],
+)
+def test_what_the_wire_has_no_room_for_is_not_dropped(name: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"TokenSpeed has no .*{name}"):
+        encode("x", SamplingParams(max_tokens=1, **asked))
+
+
+@pytest.mark.parametrize("asked", [{"priority": 1}, {"cache_salt": "s"}])
+def test_nor_is_what_goes_with_the_request(asked: dict[str, Any]) -> None:
+    request = GenerationRequest(rid="x", prompt_ids=TokenIds([1]), sampling=SamplingParams(max_tokens=1), **asked)
+    with pytest.raises(ValueError, match=f"TokenSpeed has no {next(iter(asked))}"):
+        payload_of(request)
 
 
 @pytest.mark.parametrize("top_k", [-1, 0])
@@ -115,5 +150,5 @@ def test_abort() -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown runtime 'vllm7'; known: .*tokenspeed"):
+    with pytest.raises(ValueError, match="unknown runtime 'vllm7'; known: vllm, tokenspeed"):
         family("vllm7")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import uvloop
 
-from .support import COMMAND
+from .support import serving
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -24,22 +19,14 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     return factories
 
 
+@pytest.fixture(scope="session", params=["tokenspeed", "vllm"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """The wire that the engine speaks."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def url() -> Iterator[str]:
+def url(runtime: str) -> Iterator[str]:
     """A gateway with the simulator, which echoes, as users start it; its model is called ``simulator``."""
-    with tempfile.TemporaryDirectory(prefix="smg-") as directory:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--backend", "simulator", "--port", "0", "--max-body-size", "1", "--tick-ms", "1"],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "SMG_ZMQ_SOCKET_DIR": directory},
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            ready = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
-            assert ready is not None, "it did not become ready"
-            yield ready[0]
-        finally:
-            process.terminate()
-            assert process.wait(20) == 0
-            assert not any(Path(directory).iterdir())
+    with serving("--max-body-size", "1", "--tick-ms", "1", "--runtime", runtime) as url:
+        yield url

@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,6 +45,7 @@ class Counters(msgspec.Struct, frozen=True):
     finished: int
     live: int
     tokens: int
+    violations: int
 
 
 class Simulator:
@@ -89,18 +92,24 @@ async def simulator(handshake: str, *options: str) -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def gateway(**settings: Any) -> AsyncIterator[GatewayServer]:
-    """A gateway in this process, with the simulator's model as ``sim``; its engine is up to the caller."""
+async def gateway(
+    runtime: str = "tokenspeed", model: Path = MODEL_DIRECTORY, worker: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[GatewayServer]:
+    """A gateway in this process, with the model as ``sim``; its engine is up to the caller.
+
+    ``worker`` and ``settings`` are ``WorkerSettings`` and ``GatewaySettings``.
+    """
     # Shorter than tmp_path: the path of a Unix socket has 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="smg-") as directory:
-        worker = WorkerSettings(
+        worker_settings = WorkerSettings(
             worker=f"ipc://{directory}/e",
-            runtime="tokenspeed",
-            model=str(MODEL_DIRECTORY),
+            runtime=runtime,
+            model=str(model),
             served_model_name=("sim",),
             handshake_address=f"tcp://127.0.0.1:{free_port()}",
+            **(worker or {}),
         )
-        server = GatewayServer(GatewaySettings(port=0, **settings), [worker])
+        server = GatewayServer(GatewaySettings(port=0, **settings), [worker_settings])
         await server.start()
         try:
             yield server
@@ -109,11 +118,36 @@ async def gateway(**settings: Any) -> AsyncIterator[GatewayServer]:
 
 
 @asynccontextmanager
-async def served(*options: str, **settings: Any) -> AsyncIterator[tuple[GatewayServer, Simulator]]:
-    """A gateway and its engine, both ready."""
-    async with gateway(**settings) as server, simulator(server.handshakes[0], *options) as engine:
-        await asyncio.wait_for(server.wait_ready(), PATIENCE)
-        yield server, engine
+async def served(
+    *options: str, runtime: str = "tokenspeed", model: Path = MODEL_DIRECTORY, **settings: Any
+) -> AsyncIterator[tuple[GatewayServer, Simulator]]:
+    """A gateway and its engine, both ready. ``options`` are the simulator's."""
+    async with gateway(runtime, model, **settings) as server:
+        own = ("--runtime", runtime, "--model", str(model))
+        async with simulator(server.handshakes[0], *own, *options) as engine:
+            await asyncio.wait_for(server.wait_ready(), PATIENCE)
+            yield server, engine
+
+
+@contextmanager
+def serving(*options: str, environment: dict[str, str] | None = None) -> Iterator[str]:
+    """The URL of a gateway with a simulator, in processes of their own: ``smg-fast serve``. They end well."""
+    with tempfile.TemporaryDirectory(prefix="smg-") as directory:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--backend", "simulator", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SMG_ZMQ_SOCKET_DIR": directory, **(environment or {})},
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            ready = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+            assert ready is not None, "it did not become ready"
+            yield ready[0]
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+            assert not any(Path(directory).iterdir())
 
 
 class Program:

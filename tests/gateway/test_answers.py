@@ -15,7 +15,7 @@ import pytest
 from smg_fast._codec import Tokenizer
 from smg_fast.embedded import MODEL_DIRECTORY
 
-from .support import events, texts
+from .support import events, served, texts
 
 SAYING = "Grüße, 世界! 🎉 How many tokens is this, one wonders?"
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIRECTORY / "tokenizer.json"))
@@ -150,6 +150,68 @@ def test_logprobs_of_a_completion(client: openai.OpenAI, logprobs: int) -> None:
     assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == 5
     assert all(logprob < 0 for logprob in found.token_logprobs)
     assert found.text_offset[0] == 0
+
+
+def test_an_echo_of_a_completion(client: openai.OpenAI) -> None:
+    ids = TOKENIZER.encode("<|im_start|>token ids").tolist()
+    for prompt in ("token ids", ids):
+        said = prompt if isinstance(prompt, str) else TOKENIZER.decode(ids, False)
+        answer = complete(client, prompt=prompt, max_tokens=3).choices[0].text
+        echoed = complete(client, prompt=prompt, max_tokens=3, echo=True)
+        assert echoed.choices[0].text == said + answer
+        assert echoed.usage == complete(client, prompt=prompt, max_tokens=3).usage
+        stream = complete(client, prompt=prompt, max_tokens=3, echo=True, stream=True)
+        assert "".join(event.choices[0].text for event in stream) == said + answer
+        only = complete(client, prompt=prompt, max_tokens=0, echo=True)
+        assert (only.choices[0].text, only.choices[0].finish_reason) == (said, "length")
+    both = complete(client, prompt=["one", "two"], n=2, max_tokens=0, echo=True)
+    assert [choice.text for choice in both.choices] == ["one", "one", "two", "two"]
+
+
+def test_an_echo_of_a_chat(client: openai.OpenAI) -> None:
+    begun = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": ["One", "two "]}]
+    extra = {"echo": True, "add_generation_prompt": False, "continue_final_message": True}
+    answer = chat(client, messages=begun, max_tokens=4, extra_body={**extra, "echo": False})
+    echoed = chat(client, messages=begun, max_tokens=4, extra_body=extra)
+    assert echoed.choices[0].message.content == "One\ntwo " + answer.choices[0].message.content
+    stream = list(chat(client, messages=begun, max_tokens=4, extra_body=extra, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in stream) == echoed.choices[0].message.content
+    assert chat(client, extra_body={"echo": True}).choices[0].message.content == SAYING
+
+
+def test_usage_of_every_event(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *stream, last = chat(client, stream=True, stream_options=options)
+    counts = [event.usage.completion_tokens for event in stream]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == last.usage.completion_tokens
+    # Without include_usage there is none, as in vLLM.
+    assert all(
+        event.usage is None for event in chat(client, stream=True, stream_options={**options, "include_usage": False})
+    )
+
+
+def test_greedy_choices_are_one_too_many(client: openai.OpenAI) -> None:
+    assert len(chat(client, n=2, temperature=0.1).choices) == 2
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, n=2, temperature=0)
+    assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize(("stop", "aborts"), [(" and", 0), ("nd more", 1)])
+async def test_an_engine_stops_by_itself_at_a_stop_string_that_is_one_token(
+    runtime: str, stop: str, aborts: int
+) -> None:
+    says = "hello world and more of it"
+    assert (len(TOKENIZER.encode(stop)) == 1) == (aborts == 0)
+    body = {"prompt": says, "max_tokens": 100, "stop": stop, "ignore_eos": True}
+    async with served(runtime=runtime) as (server, engine), aiohttp.ClientSession() as session:
+        async with session.post(f"{server.url}/v1/completions", json=body) as response:
+            (choice,) = (await response.json())["choices"]
+        text = says.partition(stop)[0]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", stop)
+        assert (await engine.idle()).aborted == aborts
 
 
 def test_models(client: openai.OpenAI) -> None:

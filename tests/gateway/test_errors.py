@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from .support import gateway
+from .support import PATIENCE, gateway, served
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -85,7 +86,14 @@ async def test_bad_bodies(url: str, body: bytes, expected: tuple[int, str | None
         (COMPLETIONS, {"prompt": [99999999]}, "prompt"),
         (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]"),
         (COMPLETIONS, {"prompt": [1] * 8192}, "prompt"),
-        (COMPLETIONS, {"prompt": [1] * 8190, "max_tokens": 3}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 8193}, "max_tokens"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        (CHAT, {"documents": [{"text": "x"}]}, "documents"),
+        (CHAT, {"regex": "("}, "regex"),
+        (CHAT, {"logit_bias": {"5": "x"}}, "logit_bias[...]"),
+        (COMPLETIONS, {"stop_token_ids": [-1]}, "stop_token_ids"),
+        (COMPLETIONS, {"best_of": 2}, "best_of"),
+        (COMPLETIONS, {"data_parallel_rank": 1}, "data_parallel_rank"),
     ],
 )
 async def test_bad_values_name_their_parameter(url: str, path: str, parameters: dict[str, Any], param: str) -> None:
@@ -106,11 +114,92 @@ async def test_an_unknown_model_is_not_found(url: str) -> None:
 
 async def test_unknown_paths_and_methods(url: str) -> None:
     assert await error(url, "GET", "/nope") == (404, None, "unknown_path")
-    assert await error(url, "POST", "/v1/embeddings", b"{}") == (404, None, "unknown_path")
+    assert await error(url, "POST", "/v1/nope", b"{}") == (404, None, "unknown_path")
     assert await error(url, "GET", CHAT) == (405, None, "method_not_allowed")
     assert await error(url, "POST", "/health", b"") == (405, None, "method_not_allowed")
     async with aiohttp.ClientSession() as session, session.get(url + CHAT) as response:
         assert response.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/messages", "the Messages API is not supported"),
+        ("/v1/messages/count_tokens", "the Messages API is not supported"),
+        ("/v1/responses", "the Responses API is not supported"),
+        ("/v1/responses/resp_1", "the Responses API is not supported"),
+        ("/v1/embeddings", "the Embeddings API is not supported"),
+    ],
+)
+async def test_apis_that_are_not_here(url: str, path: str, what: str) -> None:
+    assert await error(url, "POST", path, b"{}") == (404, None, "unsupported_endpoint")
+    _, body = await answer(url, "POST", path, b"{}")
+    assert what in body["error"]["message"]
+
+
+async def exchange(url: str, *parts: bytes) -> bytes:
+    """What comes back for bytes on a connection of their own, until it ends."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+    received = await asyncio.wait_for(reader.read(), PATIENCE)
+    writer.close()
+    return received
+
+
+async def test_expectations(url: str) -> None:
+    body = json.dumps({"messages": MESSAGES, "max_tokens": 1}).encode()
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: %s\r\nContent-Length: %d\r\n\r\n"
+    met = await exchange(url, head % (CHAT.encode(), b"100-continue", len(body)), body)
+    assert met.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    other = await exchange(url, head % (CHAT.encode(), b"tea", len(body)), body)
+    assert other.startswith(b"HTTP/1.1 417 ")
+    assert json.loads(other.partition(b"\r\n\r\n")[2])["error"]["code"] == "unknown_expectation"
+
+
+async def test_what_is_no_http_is_refused_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway() as server:
+        for garbage in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nBad Header\r\n\r\n"):
+            assert (await exchange(server.url, garbage, b"\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": MESSAGES, "frobnicate": 1}, "frobnicate"),
+    (CHAT, {"messages": [{"role": "user", "content": "hi", "weight": 1}]}, "messages[0].weight"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {}}]}]},
+        "messages[0].content[0].cache_control",
+    ),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"x": 1}}, "stream_options.x"),
+    (COMPLETIONS, {"prompt": "hi", "messages": MESSAGES}, "messages"),
+    ("/tokenize", {"prompt": "hi", "x": 1}, "x"),
+    ("/detokenize", {"tokens": [1], "x": 1}, "x"),
+]
+
+
+async def test_unknown_names_are_refused_where_the_gateway_is_strict(url: str) -> None:
+    async with served(strict=True) as (strict, _):
+        for path, body, param in UNKNOWN:
+            sent = json.dumps(body).encode()
+            assert await error(strict.url, "POST", path, sent) == (400, param, "unknown_field")
+            assert (await answer(url, "POST", path, sent))[0] == 200
+
+
+async def test_a_strict_gateway_takes_what_it_knows() -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi", "refusal": None}],
+        "user": "me",
+        "tools": [],
+        "chat_template_kwargs": {"anything": {"goes": 1}},
+        "guided_json": {"type": "object", "x-any": 1},
+        "max_tokens": 2,
+    }
+    async with served(strict=True) as (server, _):
+        status, _ = await answer(server.url, "POST", CHAT, json.dumps(body).encode())
+        assert status == 200
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])

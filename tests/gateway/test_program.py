@@ -236,7 +236,7 @@ async def test_an_address_in_use_is_told_in_one_line(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--runtime", "nonsense"], 1, "unknown runtime 'nonsense'; known: tokenspeed"),
+        (["--runtime", "nonsense"], 1, "unknown runtime 'nonsense'; known: vllm, tokenspeed"),
         (["--worker", "tcp://127.0.0.1:5"], 1, "worker URL"),
         (["--handshake-address", "nonsense"], 1, "handshake address"),
         (["--model", "/nonexistent"], 1, "/nonexistent: not a directory"),

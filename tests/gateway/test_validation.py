@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from smg_fast._codec import TokenIds
-from smg_fast.engines import Constraint, SamplingParams, TokenSpeed, family
-from smg_fast.gateway.constraints import MAX_CONSTRAINT_SIZE
+from smg_fast.engines import Capabilities
 from smg_fast.gateway.errors import ApiError
-from smg_fast.gateway.requests import ChatCompletionRequest, CompletionRequest, decode
-from smg_fast.gateway.validation import (
-    MAX_GENERATIONS,
-    MAX_TOKENS,
-    Limits,
-    check,
-    check_prompt,
-    for_choice,
-    given_prompts,
-    sampling_params,
-)
+from smg_fast.gateway.limits import MAX_GENERATIONS, MAX_TOKENS, Limits, SamplingDefaults
+from smg_fast.gateway.validation import check_prompt, given_prompts
 
-LIMITS = Limits(vocab_size=1000, max_model_len=100)
-UNKNOWN = Limits(vocab_size=1000, max_model_len=None)
-CAPABILITIES = family("tokenspeed").capabilities
+from .requests import LIMITS, TOKENSPEED, VLLM, VOCABULARY, chat, completion, refused, sampling, terms
+
+UNKNOWN = Limits(vocab_size=VOCABULARY, max_model_len=None)
 INT64 = 2**63
-
-
-def chat(**body: Any) -> ChatCompletionRequest:
-    body = {"messages": [{"role": "user", "content": "hi"}], **body}
-    return decode(msgspec.json.Decoder(ChatCompletionRequest), msgspec.json.encode(body))
-
-
-def completion(**body: Any) -> CompletionRequest:
-    return decode(msgspec.json.Decoder(CompletionRequest), msgspec.json.encode({"prompt": "hi", **body}))
-
-
-def sampling(
-    request: ChatCompletionRequest | CompletionRequest, prompt_tokens: int = 10, limits: Limits = LIMITS
-) -> SamplingParams:
-    check(request, CAPABILITIES, limits)
-    (params,) = sampling_params(request, [prompt_tokens], limits)
-    return params
-
-
-def refused(**body: Any) -> ApiError:
-    model = completion if "prompt" in body else chat
-    with pytest.raises(ApiError) as caught:
-        sampling(model(**body))
-    assert caught.value.status == 400
-    return caught.value
+OUTSIDE = [-1, VOCABULARY, 10**30]
 
 
 @pytest.mark.parametrize(
@@ -64,17 +28,44 @@ def refused(**body: Any) -> ApiError:
         ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
         ("presence_penalty", [-2, 2], [-2.01, 2.01]),
         ("repetition_penalty", [2.0**-126, 100.0, 3.4e38], [0, -1, 2.0**-127, 1e-300, 3.5e38, 1e300]),
-        ("top_k", [-1, 0, 1, 127], [-2, 128]),
-        ("seed", [-INT64, INT64 - 1], [-INT64 - 1, INT64]),
+        ("top_k", [-1, 0, 1, 10**6, INT64 - 1], [-2, INT64]),
+        ("seed", [-INT64, -1, INT64 - 1], [-INT64 - 1, INT64]),
+        ("priority", [-INT64, 0, INT64 - 1], [-INT64 - 1, INT64]),
         ("n", [1, 128], [0, 129, -1]),
         ("min_tokens", [0, 90], [-1]),
-        ("max_tokens", [1, 90], [0, -5, 101, 10**30]),
-        ("stop_token_ids", [[], [0, 999], list(range(256))], [[-1], [1000], [10**30], list(range(257)), [5] * 257]),
+        ("max_tokens", [1, 100], [0, -5, 101, 10**30]),
+        ("data_parallel_rank", [0, 1], [-1, 2, 10**30]),
+        ("prompt_logprobs", [0, 20], [-1, 21, 10**30]),
+        ("stop_token_ids", [[], [0, VOCABULARY - 1], list(range(256))], [*([id] for id in OUTSIDE), [5] * 257]),
+        (
+            "allowed_token_ids",
+            [[0], [VOCABULARY - 1], [7] * 16384],
+            [[], *([id] for id in OUTSIDE), [7] * 16385],
+        ),
+        (
+            "logit_bias",
+            [{}, {"0": -100, str(VOCABULARY - 1): 100}, {"5": 1e30}, {str(id): 1 for id in range(1024)}],
+            [
+                *({str(id): 1} for id in OUTSIDE),
+                {"abc": 1},
+                {"": 1},
+                {"1.5": 1},
+                {" 5": 1},
+                {"9" * 5000: 1},
+                {str(id): 1 for id in range(1025)},
+            ],
+        ),
+        (
+            "bad_words",
+            [[], ["a"], [f"word{i}" for i in range(64)], ["é" * 1024]],
+            [[""], [" "], ["a", ""], [f"word{i}" for i in range(65)], ["a"] * 129, ["a" * 1025]],
+        ),
         (
             "stop",
             ["a", ["a", "b", "c", "d"], [], ["é" * 1024] * 4],
             ["", ["a", ""], list("abcde"), "é" * 1025, ["a", "b" * 1025]],
         ),
+        ("cache_salt", ["x", "é" * 128], ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b"]),
     ],
 )
 @pytest.mark.parametrize("model", [chat, completion])
@@ -88,88 +79,66 @@ def test_each_side_of_a_range(model: Any, name: str, inside: list[Any], outside:
 
 
 def test_a_refusal_tells_limit_and_value() -> None:
-    assert refused(temperature=2.5).detail.message == "temperature must be at least 0 and at most 2, got 2.5"
-    assert refused(top_k=500).detail.message == "top_k must be 0 or -1 (all), or 1 to 127, got 500"
-    assert refused(n=129).detail.message == "n must be at least 1 and at most 128, got 129"
-    assert "100" in refused(max_tokens=101).detail.message
-    assert refused(stop=["a", "b" * 2000]).detail.message == (
-        "a string of stop can have at most 1024 characters, got 2000"
-    )
-    assert refused(stop_token_ids=[1] * 300).detail.message == "stop_token_ids can have at most 256 ids, got 300"
-    assert refused(repetition_penalty=1e300).detail.message == (
-        "repetition_penalty must be at least 1.17549e-38 and at most 3.40282e+38, got 1e+300"
-    )
-
-
-def test_what_is_given_goes_to_the_engine_as_given() -> None:
-    given: dict[str, Any] = {
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 7,
-        "min_p": 0.125,
-        "frequency_penalty": 1.5,
-        "presence_penalty": -1.5,
-        "repetition_penalty": 1.1,
-        "min_tokens": 3,
-        "max_tokens": 9,
-        "seed": 42,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-    }
-    expected = SamplingParams(**given, stop_token_ids=(5, 6), logprobs=True)
-    assert sampling(chat(**given, stop_token_ids=[5, 6], logprobs=True)) == expected
-    assert sampling(completion(**given, stop_token_ids=[5, 6], logprobs=0)) == expected
-
-
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos", "n", "stop"])
-def test_null_is_not_given(name: str) -> None:
-    assert sampling(chat(**{name: None})) == sampling(chat())
+    for body, message in (
+        ({"temperature": 2.5}, "temperature must be at least 0 and at most 2, got 2.5"),
+        ({"top_k": -3}, "top_k must be 0 or -1 (all), or at least 1, got -3"),
+        ({"n": 129}, "n must be at least 1 and at most 128, got 129"),
+        ({"max_tokens": 101}, "max_tokens must be at most the model's context of 100 tokens, got 101"),
+        ({"stop": ["a", "b" * 2000]}, "a string of stop can have at most 1024 characters, got 2000"),
+        ({"stop_token_ids": [1] * 300}, "stop_token_ids can have at most 256 ids, got 300"),
+        (
+            {"repetition_penalty": 1e300},
+            "repetition_penalty must be at least 1.17549e-38 and at most 3.40282e+38, got 1e+300",
+        ),
+        ({"data_parallel_rank": 2}, "data_parallel_rank must be 0 to 1, got 2"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be 0 to 20 with this engine, got 21"),
+        (
+            {"logit_bias": {"99999999": 1}},
+            f"logit_bias: token id 99999999 is outside the vocabulary of {VOCABULARY} ids",
+        ),
+        ({"cache_salt": "x" * 129}, "cache_salt must have 1 to 128 characters, got 129"),
+        ({"seed": INT64}, f"seed must be an integer of 64 bits, got {INT64}"),
+    ):
+        assert refused(**body).detail.message == message
 
 
 class TestMaxTokens:
-    def test_of_a_chat_is_what_the_context_leaves(self) -> None:
-        assert sampling(chat(), prompt_tokens=10).max_tokens == 90
-        assert sampling(chat(), prompt_tokens=99).max_tokens == 1
-
-    def test_of_a_completion_is_16_or_what_the_context_leaves(self) -> None:
-        assert sampling(completion(), prompt_tokens=10).max_tokens == 16
-        assert sampling(completion(), prompt_tokens=90).max_tokens == 10
-
     @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-    def test_fits_into_the_context_beside_the_prompt(self, name: str) -> None:
+    def test_is_within_the_context(self, name: str) -> None:
         assert sampling(chat(**{name: 90})).max_tokens == 90
-        error = refused(**{name: 91})
-        assert error.detail.param == name
-        for number in ("100", "10", "90", "91"):
-            assert number in error.detail.message
+        assert sampling(chat(**{name: 100})).max_tokens == 90
+        for value in (101, 0):
+            error = refused(**{name: value}).detail
+            assert error.param == name
+            assert str(value) in error.message
 
-    def test_max_completion_tokens_goes_first(self) -> None:
-        assert sampling(chat(max_tokens=5, max_completion_tokens=6)).max_tokens == 6
-
-    def test_is_needed_where_the_context_is_unknown(self) -> None:
-        assert sampling(chat(max_tokens=10**6), limits=UNKNOWN).max_tokens == 10**6
-        assert sampling(completion(), limits=UNKNOWN).max_tokens == 16
-        with pytest.raises(ApiError, match="required"):
-            sampling(chat(), limits=UNKNOWN)
+    def test_of_a_completion_is_0_only_with_echo(self) -> None:
+        assert sampling(completion(max_tokens=0, echo=True)).max_tokens == 1
+        assert refused(prompt="hi", max_tokens=0).detail.param == "max_tokens"
+        assert refused(max_tokens=0, echo=True).detail.param == "max_tokens"
 
     @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
     def test_is_bounded_where_the_context_is_unknown(self, name: str) -> None:
-        assert sampling(chat(**{name: MAX_TOKENS}), limits=UNKNOWN).max_tokens == MAX_TOKENS
-        with pytest.raises(ApiError, match=f"{name} must be at most {MAX_TOKENS}, got {MAX_TOKENS + 1}") as caught:
-            sampling(chat(**{name: MAX_TOKENS + 1}), limits=UNKNOWN)
-        assert (caught.value.status, caught.value.detail.param) == (400, name)
+        unknown = terms(limits=UNKNOWN)
+        assert sampling(chat(**{name: MAX_TOKENS}), unknown).max_tokens == MAX_TOKENS
+        error = refused(unknown, **{name: MAX_TOKENS + 1}).detail
+        assert (error.param, error.message) == (name, f"{name} must be at most {MAX_TOKENS}, got {MAX_TOKENS + 1}")
 
-    def test_is_that_of_each_prompt(self) -> None:
-        request = completion(prompt=["a", "b"], ignore_eos=True)
-        assert [params.max_tokens for params in sampling_params(request, [10, 90], LIMITS)] == [16, 10]
+    def test_is_needed_where_the_context_is_unknown(self) -> None:
+        assert sampling(completion(), terms(limits=UNKNOWN)).max_tokens == 16
+        assert "required" in refused(terms(limits=UNKNOWN)).detail.message
 
     def test_is_not_below_min_tokens(self) -> None:
         assert sampling(chat(min_tokens=5, max_tokens=5)).min_tokens == 5
         assert refused(min_tokens=6, max_tokens=5).detail.param == "min_tokens"
-        assert refused(prompt="hi", min_tokens=17).detail.param == "min_tokens"
+        assert sampling(chat(min_tokens=90)).min_tokens == 90
+        assert refused(min_tokens=91).detail.param == "min_tokens"
+        assert refused(min_tokens=91, max_tokens=100).detail.message == (
+            "min_tokens must be at most max_tokens, 90, got 91"
+        )
 
 
-class TestPrompts:
+class TestPrompt:
     def test_length(self) -> None:
         check_prompt("prompt", TokenIds([1]), LIMITS)
         check_prompt("prompt", TokenIds([1] * 99), LIMITS)
@@ -181,15 +150,17 @@ class TestPrompts:
         assert "100 tokens" in caught.value.detail.message
 
     def test_tokens_of_a_text_are_in_the_vocabulary(self) -> None:
-        check_prompt("messages", TokenIds([0, 999, 1]), LIMITS)
-        with pytest.raises(ApiError, match="token id 1000 is outside the vocabulary of 1000 ids") as caught:
-            check_prompt("messages", TokenIds([0, 1000, 1]), LIMITS)
+        check_prompt("messages", TokenIds([0, VOCABULARY - 1, 1]), LIMITS)
+        outside = f"token id {VOCABULARY} is outside the vocabulary of {VOCABULARY} ids"
+        with pytest.raises(ApiError, match=outside) as caught:
+            check_prompt("messages", TokenIds([0, VOCABULARY, 1]), LIMITS)
         assert (caught.value.status, caught.value.detail.param) == (400, "messages")
 
     def test_token_ids_are_in_the_vocabulary(self) -> None:
-        assert given_prompts(completion(prompt=[0, 999]), LIMITS) == [TokenIds([0, 999])]
-        assert given_prompts(completion(prompt=[[0], [999]]), LIMITS) == [TokenIds([0]), TokenIds([999])]
-        for prompt, param in (([1, 1000], "prompt"), ([-1], "prompt"), ([[1], [1, 99999999]], "prompt[1]")):
+        last = VOCABULARY - 1
+        assert given_prompts(completion(prompt=[0, last]), LIMITS) == [TokenIds([0, last])]
+        assert given_prompts(completion(prompt=[[0], [last]]), LIMITS) == [TokenIds([0]), TokenIds([last])]
+        for prompt, param in (([1, last + 1], "prompt"), ([-1], "prompt"), ([[1], [1, 99999999]], "prompt[1]")):
             with pytest.raises(ApiError) as caught:
                 given_prompts(completion(prompt=prompt), LIMITS)
             assert caught.value.detail.param == param
@@ -209,35 +180,100 @@ class TestPrompts:
 
 
 class TestLogprobs:
-    def test_of_a_chat(self) -> None:
-        assert not sampling(chat(logprobs=False)).logprobs
-        assert sampling(chat(logprobs=True, top_logprobs=0)).logprobs
-        assert refused(logprobs=True, top_logprobs=1).detail.param == "top_logprobs"
-        assert refused(logprobs=True, top_logprobs=-1).detail.param == "top_logprobs"
+    @pytest.mark.parametrize(("capabilities", "most"), [(VLLM, 20), (TOKENSPEED, 0)])
+    def test_of_a_chat(self, capabilities: Capabilities, most: int) -> None:
+        against = terms(capabilities)
+        assert sampling(chat(logprobs=False), against).logprobs is None
+        assert sampling(chat(logprobs=True, top_logprobs=0), against).logprobs == 0
+        assert sampling(chat(logprobs=True, top_logprobs=most), against).logprobs == most
+        for value in (-1, most + 1):
+            assert refused(against, logprobs=True, top_logprobs=value).detail.param == "top_logprobs"
+
+    def test_alternatives_need_logprobs(self) -> None:
+        sampling(chat(top_logprobs=0))
         assert "logprobs to be true" in refused(top_logprobs=1).detail.message
+        assert refused(top_logprobs=1, logprobs=False).detail.param == "top_logprobs"
 
-    def test_of_a_completion(self) -> None:
-        assert not sampling(completion()).logprobs
-        assert sampling(completion(logprobs=0)).logprobs
-        assert sampling(completion(logprobs=1)).logprobs
-        assert refused(prompt="hi", logprobs=2).detail.param == "logprobs"
-        assert refused(prompt="hi", logprobs=-1).detail.param == "logprobs"
+    @pytest.mark.parametrize(("capabilities", "most"), [(VLLM, 20), (TOKENSPEED, 1)])
+    def test_of_a_completion(self, capabilities: Capabilities, most: int) -> None:
+        against = terms(capabilities)
+        assert sampling(completion(), against).logprobs is None
+        assert sampling(completion(logprobs=0), against).logprobs == 0
+        assert sampling(completion(logprobs=most), against).logprobs == min(most, capabilities.max_top_logprobs)
+        for value in (-1, most + 1):
+            assert refused(against, prompt="hi", logprobs=value).detail.param == "logprobs"
+
+    def test_of_a_prompt_are_not_for_streams(self) -> None:
+        sampling(chat(stream=True, prompt_logprobs=0))
+        error = refused(stream=True, prompt_logprobs=1).detail
+        assert (error.param, error.message) == ("prompt_logprobs", "prompt_logprobs must be 0 in a stream, got 1")
+
+    def test_of_an_echo_are_those_of_the_prompt(self) -> None:
+        sampling(completion(echo=True, logprobs=1))
+        sampling(completion(echo=True), terms(TOKENSPEED))
+        sampling(chat(echo=True, logprobs=True), terms(TOKENSPEED))
+        assert refused(terms(TOKENSPEED), prompt="hi", echo=True, logprobs=1).detail.param == "echo"
 
 
-def test_every_choice_has_a_seed_of_its_own() -> None:
-    seeded = sampling(chat(seed=INT64 - 2))
-    seeds = [for_choice(seeded, index).seed for index in range(4)]
-    assert seeds == [INT64 - 2, INT64 - 1, -INT64, -INT64 + 1]
-    assert for_choice(sampling(chat()), 3).seed is None
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {"5": 1}),
+        ("allowed_token_ids", [5]),
+        ("bad_words", ["x"]),
+        ("cache_salt", "x"),
+        ("priority", 1),
+        ("prompt_logprobs", 0),
+        ("structured_outputs.whitespace_pattern", "[ ]"),
+        ("structured_outputs.disable_any_whitespace", True),
+        ("structured_outputs.disable_additional_properties", True),
+    ],
+)
+def test_what_a_family_has_no_room_for_is_refused(name: str, value: Any) -> None:
+    outer, _, inner = name.partition(".")
+    body = {outer: {"json_object": True, inner: value}} if inner else {outer: value}
+    sampling(chat(**body))
+    error = refused(terms(TOKENSPEED), **body).detail
+    assert (error.param, error.message) == (name, f"{name} is not supported by the engine")
+
+
+def test_what_asks_for_nothing_needs_no_room() -> None:
+    bodies: list[dict[str, Any]] = [{"logit_bias": {}}, {"bad_words": []}, {"priority": 0}, {"data_parallel_rank": 0}]
+    for body in bodies:
+        assert sampling(chat(**body), terms(TOKENSPEED)) == sampling(chat(), terms(TOKENSPEED))
+
+
+def test_tokenspeed_takes_top_k_to_127() -> None:
+    against = terms(TOKENSPEED)
+    for value in (-1, 0, 1, 127):
+        assert sampling(chat(top_k=value), against).top_k == value
+    assert refused(against, top_k=128).detail.message == "top_k must be 0 or -1 (all), or 1 to 127, got 128"
+
+
+def test_one_engine_is_rank_0() -> None:
+    alone = terms(limits=Limits(VOCABULARY, 100))
+    sampling(chat(data_parallel_rank=0), alone)
+    assert refused(alone, data_parallel_rank=1).detail.param == "data_parallel_rank"
+
+
+def test_greedy_choices_would_all_be_the_same() -> None:
+    sampling(chat(n=1, temperature=0))
+    sampling(chat(n=2, temperature=0.001))
+    sampling(chat(n=2))
+    assert refused(n=2, temperature=0).detail.param == "n"
+    greedy = terms(defaults=SamplingDefaults(temperature=0))
+    sampling(chat(n=2, temperature=1), greedy)
+    assert refused(greedy, n=2).detail.param == "n"
 
 
 def test_stream_options_are_for_streams() -> None:
-    sampling(chat(stream=True, stream_options={"include_usage": True}))
+    sampling(chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
     sampling(chat(stream=True, stream_options={"include_obfuscation": False}))
     sampling(chat(stream_options=None))
+    sampling(chat(stream_options={}))
     assert refused(stream_options={"include_usage": True}).detail.param == "stream_options"
-    assert refused(stream=True, stream_options={"continuous_usage_stats": True}).detail.param == (
-        "stream_options.continuous_usage_stats"
+    assert refused(stream=True, stream_options={"include_obfuscation": True}).detail.param == (
+        "stream_options.include_obfuscation"
     )
 
 
@@ -248,6 +284,13 @@ def test_best_of_is_n() -> None:
     assert refused(prompt="hi", best_of=1, n=2).detail.param == "best_of"
 
 
+def test_a_message_is_continued_or_another_one_begun() -> None:
+    sampling(chat(continue_final_message=True, add_generation_prompt=False))
+    sampling(chat(continue_final_message=False, add_generation_prompt=True))
+    for body in ({}, {"add_generation_prompt": True}):
+        assert refused(continue_final_message=True, **body).detail.param == "continue_final_message"
+
+
 CHAT_ONLY = {
     "tools": ([], [{"type": "function", "function": {"name": "f"}}]),
     "tool_choice": ("auto", "required"),
@@ -255,28 +298,23 @@ CHAT_ONLY = {
     "function_call": ("none", {"name": "f"}),
     "modalities": (["text"], ["text", "audio"]),
     "audio": (None, {"voice": "x"}),
-    "continue_final_message": (False, True),
     "reasoning_effort": (None, "high"),
     "chat_template": (None, "{{ messages }}"),
-    "documents": ([], [{"text": "x"}]),
     "prediction": (None, {"type": "content"}),
     "web_search_options": (None, {}),
     "include_reasoning": (True, False),
+    "return_prompt_text": (False, True),
 }
 COMPLETION_ONLY = {"suffix": ("", "end"), "prompt_embeds": (None, "x")}
 BOTH = {
-    "echo": (False, True),
-    "logit_bias": ({}, {"5": -100}),
-    "prompt_logprobs": (None, 0),
-    "use_beam_search": (False, True),
-    "allowed_token_ids": (None, [1]),
-    "bad_words": ([], ["x"]),
+    "use_beam_search": (False, 1),
     "truncate_prompt_tokens": (None, 5),
     "return_token_ids": (False, True),
-    "priority": (0, 1),
+    "repetition_detection": (None, {"max_pattern_size": 2}),
+    "routed_experts_prompt_start": (0, False),
     "store": (False, True),
     "service_tier": ("auto", "flex"),
-    "data_parallel_rank": (0, 1),
+    "thinking_token_budget": (-1, 5),
 }
 
 
@@ -295,109 +333,13 @@ def test_what_cannot_be_honoured_is_refused_when_it_is_asked_for(model: Any, par
         assert name in caught.value.detail.message
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
-CONSTRAINTS: list[tuple[dict[str, Any], Constraint]] = [
-    ({"response_format": {"type": "json_object"}}, Constraint("json_schema", '{"type":"object"}')),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
-        Constraint("json_schema", SCHEMA_TEXT),
-    ),
-    ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", SCHEMA_TEXT)),
-    ({"structured_outputs": {"json": SCHEMA_TEXT}}, Constraint("json_schema", SCHEMA_TEXT)),
-    ({"structured_outputs": {"json_object": True}}, Constraint("json_schema", '{"type":"object"}')),
-    ({"structured_outputs": {"regex": "a|b"}}, Constraint("regex", "a|b")),
-    ({"structured_outputs": {"choice": ["a.b", "c"]}}, Constraint("regex", r"a\.b|c")),
-    ({"structured_outputs": {"grammar": 'root ::= "x"'}}, Constraint("grammar", 'root ::= "x"')),
-    ({"structured_outputs": {"structural_tag": {"a": 1}}}, Constraint("structural_tag", '{"a":1}')),
-    ({"guided_json": SCHEMA}, Constraint("json_schema", SCHEMA_TEXT)),
-    ({"guided_regex": "a"}, Constraint("regex", "a")),
-    ({"guided_choice": ["yes", "no"]}, Constraint("regex", "yes|no")),
-    ({"guided_grammar": 'root ::= "x"'}, Constraint("grammar", 'root ::= "x"')),
-    ({"json_schema": SCHEMA_TEXT}, Constraint("json_schema", SCHEMA_TEXT)),
-    ({"regex": "a"}, Constraint("regex", "a")),
-    ({"ebnf": 'root ::= "x"'}, Constraint("grammar", 'root ::= "x"')),
-    ({"structural_tag": "{}"}, Constraint("structural_tag", "{}")),
-]
-
-
-@pytest.mark.parametrize("model", [chat, completion])
-@pytest.mark.parametrize(("body", "expected"), CONSTRAINTS, ids=[str(body) for body, _ in CONSTRAINTS])
-def test_a_constraint_has_many_names(model: Any, body: dict[str, Any], expected: Constraint) -> None:
-    assert sampling(model(**body)).constraint == expected
-
-
-def test_no_constraint_is_none() -> None:
-    for body in ({}, {"response_format": {"type": "text"}}, {"structured_outputs": {"json_object": False}}):
-        assert sampling(chat(**body)).constraint is None
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": "no"}}},
-            "response_format.json_schema.schema",
-        ),
-        ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-        ({"guided_json": '{"title": "\\ud800"}'}, "guided_json"),
-        ({"guided_json": '{"minimum": NaN}'}, "guided_json"),
-        ({"guided_json": '{"a":' * 5000}, "guided_json"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"guided_regex": ""}, "guided_regex"),
-        ({"guided_json": 5}, "guided_json"),
-        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
-    ],
-    ids=str,
-)
-def test_a_wrong_constraint_is_refused(body: dict[str, Any], param: str) -> None:
-    assert refused(**body).detail.param == param
-
-
-@pytest.mark.parametrize(
-    ("name", "of_size"),
-    [
-        ("regex", lambda size: "é" * (size // 2) + "a" * (size % 2)),
-        ("guided_json", lambda size: {"a": "x" * (size - 8)}),
-        ("guided_choice", lambda size: ["a", "b" * (size - 2)]),
-        ("structural_tag", lambda size: "x" * size),
-    ],
-)
-def test_size_of_a_constraint(name: str, of_size: Callable[[int], Any]) -> None:
-    assert sampling(chat(**{name: of_size(MAX_CONSTRAINT_SIZE)})).constraint
-    error = refused(**{name: of_size(MAX_CONSTRAINT_SIZE + 1)}).detail
-    assert (error.param, error.message) == (name, f"{name} can have at most 131072 bytes, got 131073")
-
-
-@pytest.mark.parametrize("name", ["guided_json", "structural_tag"])
-def test_a_constraint_may_be_nested_as_deeply_as_a_body_can_be_read(name: str) -> None:
-    """Nothing between what is written on and what the body's reader refuses is an internal error."""
-    seen = set()
-    for depth in range(850, 1000):
-        value = '{"a":' * depth + "1" + "}" * depth
-        body = f'{{"messages":[],"{name}":{value}}}'
-        try:
-            sampling(decode(msgspec.json.Decoder(ChatCompletionRequest), body.encode()))
-            seen.add("fine")
-        except ApiError as error:
-            seen.add(error.detail.param or "the body")
-    assert seen == {"fine", name, "the body"}
-
-
-def test_a_constraint_that_the_engine_does_not_have_is_refused() -> None:
-    request = chat(response_format={"type": "json_object"})
-    with pytest.raises(ApiError) as caught:
-        check(request, TokenSpeed(form="tuple").capabilities, LIMITS)
-    assert (caught.value.status, caught.value.detail.param) == (400, "response_format")
+def test_a_refusal_of_tools_says_so() -> None:
+    for name in ("tools", "functions"):
+        assert refused(**{name: [{}]}).detail.message == f"{name}: tool calls are not supported"
+    for name in ("tool_choice", "function_call"):
+        assert refused(**{name: {"name": "f"}}).detail.message == f"{name}: tool calls are not supported"
 
 
 def test_labels_and_unknown_names_have_no_effect() -> None:
-    assert sampling(chat(user="me", metadata={"a": "b"}, frobnicate=True)) == sampling(chat())
+    labelled = chat(user="me", metadata={"a": "b"}, request_id="r", safety_identifier="s", prompt_cache_key="k")
+    assert sampling(labelled) == sampling(chat(frobnicate=True)) == sampling(chat())

@@ -175,7 +175,7 @@ CONVERSATIONS: dict[str, Conversation] = {
     ),
     "developer": Conversation(
         messages=[{"role": "developer", "content": "Be right."}, _user("2+2?")],
-        templates=frozenset(("gpt-oss", "smollm2", "chatml")),
+        templates=frozenset(("gpt-oss",)),  # to the others it is a system message, as in vLLM
     ),
 }
 

@@ -215,7 +215,7 @@ ROLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 ONLY_USER = "{% for m in messages if m.role == 'user' or m.role == 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "wizard", ""])
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "wizard", ""])
 def test_a_template_that_gives_any_role_is_given_any_role(role: str) -> None:
     assert rendered(ROLE, [{"role": role, "content": "x"}]) == f"<{role}>x"
 
@@ -228,8 +228,19 @@ def test_a_role_that_a_template_would_leave_out_is_refused_by_name(role: str) ->
     assert repr(role) in str(error.value)
 
 
-def test_developer_is_system_to_a_template_that_would_leave_it_out() -> None:
-    assert rendered(ONLY_USER, [{"role": "developer", "content": "x"}]) == "<system>x"
+KNOWS_DEVELOPER = "{% for m in messages %}<{{ 'dev' if m.role == 'developer' else m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_developer_is_system_to_a_template_that_does_not_know_it() -> None:
+    message = {"role": "developer", "content": "x"}
+    assert rendered(ONLY_USER, [message]) == rendered(ROLE, [message]) == "<system>x"
+    assert rendered(KNOWS_DEVELOPER, [message]) == "<dev>x"
+
+
+def test_developer_messages_become_one_system_message_with_the_others() -> None:
+    developer, system = {"role": "developer", "content": "x"}, {"role": "system", "content": ["y", "z"]}
+    assert rendered(ROLE, [system, *HI, developer]) == "<system>y\nz\n\nx<user>" + HI[0]["content"]
+    assert rendered(ROLE, [*HI, system]) == f"<user>{HI[0]['content']}<system>y\nz"
 
 
 def test_a_template_that_refuses_a_role_says_so_itself() -> None:
@@ -238,6 +249,58 @@ def test_a_template_that_refuses_a_role_says_so_itself() -> None:
     )
     with pytest.raises(TemplateError, match="only users"):
         rendered(refusing, [{"role": "bot", "content": "x"}])
+
+
+# --- Going on with the last message
+
+
+STRIPS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+OPEN = [*HI, {"role": "assistant", "content": "The sum is "}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (ROLE + "!", "<user>Hi<assistant>The sum is "),
+        (STRIPS, "<user>Hi</><assistant>The sum is"),
+        ("{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", "[Hi][The sum is "),
+    ],
+)
+def test_a_prompt_ends_where_the_message_does_that_goes_on(text: str, expected: str) -> None:
+    chat = template(text)
+    messages = msgspec.convert(OPEN, list[Message])
+    for _ in range(2):  # the messages are left as they were
+        assert chat.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
+
+
+def test_parts_go_on_behind_the_last() -> None:
+    messages = [{"role": "assistant", "content": ["a", {"type": "text", "text": "b "}]}]
+    parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    assert rendered(parts, messages, continue_final_message=True) == "[a][b "
+    assert rendered(ROLE, messages, continue_final_message=True) == "<assistant>a\nb "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+            {"role": "user", "content": []},
+        ),
+        ("{% for m in messages %}{{ m.content.split('|')[-1] }}{% endfor %}", {"role": "user", "content": "a|b"}),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", {"role": "user", "content": "a"}),
+    ],
+)
+def test_a_message_that_cannot_go_on(text: str, message: dict[str, Any]) -> None:
+    with pytest.raises(PromptError, match="cannot be continued") as error:
+        rendered(text, [*HI, message], continue_final_message=True)
+    assert error.value.param == "messages[1].content"
+
+
+def test_whether_a_template_takes_documents() -> None:
+    assert template("{% for d in documents or [] %}{{ d.title }}{% endfor %}").takes_documents
+    assert not template(ROLE).takes_documents
+    assert not template("{% set documents = [] %}{{ documents }}").takes_documents
 
 
 # --- Content: strings and parts

@@ -111,7 +111,7 @@ async def test_prompts_are_as_long_as_vllm_counts_them(threads: Threads) -> None
     assert {"chat_multi_turn", "chat_content_parts", "chat_tools_none", "comp_basic"} <= seen
 
 
-async def test_special_tokens_surround_a_text_but_not_a_chat(tmp_path: Path, threads: Threads) -> None:
+async def test_special_tokens_surround_a_text_but_no_chat_unless_told_to(tmp_path: Path, threads: Threads) -> None:
     words = {word: id for id, word in enumerate(("<s>", "</s>", "hello", "?"))}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -125,6 +125,7 @@ async def test_special_tokens_surround_a_text_but_not_a_chat(tmp_path: Path, thr
     assert (await ours.encode_text("hello")).tolist() == [0, 2, 1]
     assert (await ours.encode_text("hello", add_special_tokens=False)).tolist() == [2]
     assert (await ours.encode_chat(chat("hello"))).tolist() == [0, 2]
+    assert (await ours.encode_chat(chat("hello"), add_special_tokens=True)).tolist() == [0, 0, 2, 1]
 
 
 async def test_short_prompts_are_encoded_at_once(threads: Threads) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from smg_fast._codec import Tokenizer
-from smg_fast.engines import family
+from smg_fast.engines import EngineFamily, family
 from smg_fast.transport import EngineClient, WorkerAddresses, worker_addresses
 
 MODEL = Path(__file__).parents[2] / "smg_fast" / "embedded" / "model"
@@ -32,8 +32,8 @@ async def start(addresses: WorkerAddresses) -> AsyncIterator[Callable[..., Await
     """Start a client, with the options given."""
     clients = []
 
-    async def start(**options: Any) -> EngineClient:
-        client = EngineClient(family("tokenspeed"), addresses, **options)
+    async def start(engines: EngineFamily | None = None, **options: Any) -> EngineClient:
+        client = EngineClient(engines or family("tokenspeed"), addresses, **options)
         await client.start()
         clients.append(client)
         return client

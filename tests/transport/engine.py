@@ -1,4 +1,4 @@
-"""An engine's side of TokenSpeed's wire, one step at a time, written with msgpack alone.
+"""An engine's side of both wires, one step at a time, written with msgpack alone.
 
 As a program it is an engine that can be killed: it answers a request of up to 100 tokens at once, and of a longer one
 only the first token.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 import zmq
 import zmq.asyncio
 
-ADD, ABORT = b"\x00", b"\x01"
+ADD, ABORT, START_DP_WAVE = b"\x00", b"\x01", b"\x02"
 
 
 class Add(NamedTuple):
@@ -34,8 +35,67 @@ class Row(NamedTuple):
     finish: str = ""
 
 
+class Wire(Protocol):
+    """What engines of a family say, and how they read what they are told."""
+
+    @property
+    def family(self) -> str: ...
+
+    def registration(self, max_model_len: int) -> dict[str, Any]: ...
+
+    def add(self, fields: list[Any]) -> Add: ...
+
+    def tick(self, rows: Sequence[Row]) -> bytes: ...
+
+
+class TokenSpeedWire:
+    family = "tokenspeed"
+
+    def registration(self, max_model_len: int) -> dict[str, Any]:
+        return {
+            "max_model_len": max_model_len,
+            "prefix_granularity": 16,
+            "vllm_version": "tokenspeed-0.1.1",
+            "extra": None,
+        }
+
+    def add(self, fields: list[Any]) -> Add:
+        return Add(fields[1], fields[4], fields[5][0])
+
+    def tick(self, rows: Sequence[Row]) -> bytes:
+        return tick(rows)
+
+
+@dataclass(frozen=True)
+class VLLMWire:
+    """vLLM's, in the versions from 0.18 on. ``version`` is what the engine reports, ``ranks`` the size of its group."""
+
+    version: str | None = "0.32.0"
+    ranks: int = 1
+    index: int = 0
+    family: str = "vllm"
+
+    def registration(self, max_model_len: int) -> dict[str, Any]:
+        told: dict[str, Any] = {"max_model_len": max_model_len, "block_size": 16, "data_parallel_size": self.ranks}
+        return told if self.version is None else {**told, "vllm_version": self.version}
+
+    def add(self, fields: list[Any]) -> Add:
+        return Add(fields[0], fields[1], fields[3].get("max_tokens", 16))
+
+    def tick(self, rows: Sequence[Row]) -> bytes:
+        reasons = {"": None, "stop": 0, "length": 1}
+        outputs = [[row.rid, list(row.ids), None, None, None, reasons[row.finish]] for row in rows]
+        return bytes(msgpack.packb([self.index, outputs]))
+
+    def wave(self, *, complete: int | None = None, start: int | None = None) -> bytes:
+        return bytes(msgpack.packb([self.index, [], None, 0.0, None, None, complete, start]))
+
+
+TOKENSPEED = TokenSpeedWire()
+
+
 def tick(rows: Sequence[Row], load: Sequence[int] = ()) -> bytes:
-    """``load``: engine index, running, waiting, active and total pages."""
+    """One of TokenSpeed's. ``load``: engine index, running, waiting, active and total pages."""
     columns: list[list[Any]] = [
         [row.rid for row in rows],
         [list(row.ids) for row in rows],
@@ -52,7 +112,8 @@ def tick(rows: Sequence[Row], load: Sequence[int] = ()) -> bytes:
 class ScriptedEngine:
     """Does what it is told. ``async with`` it, or close it."""
 
-    def __init__(self, handshake: str, index: int = 0, *, receive_limit: int = 1000) -> None:
+    def __init__(self, handshake: str, index: int = 0, *, wire: Wire = TOKENSPEED, receive_limit: int = 1000) -> None:
+        self.wire = wire
         self.identity = index.to_bytes(2, "little")
         self._context = zmq.asyncio.Context()
         self._context.linger = 0
@@ -80,13 +141,12 @@ class ScriptedEngine:
         self.output.sndhwm = 0
         self.output.connect(self._output_address)
         self.input = self._dealer(self._input_address, self._receive_limit)
-        await self.input.send(msgpack.packb({"max_model_len": max_model_len, "prefix_granularity": 16, "extra": None}))
+        await self.input.send(msgpack.packb(self.wire.registration(max_model_len)))
 
     async def request(self) -> Add:
         type_byte, payload = await self.input.recv_multipart()
         assert type_byte == ADD, msgpack.unpackb(payload)
-        fields = msgpack.unpackb(payload)
-        return Add(fields[1], fields[4], fields[5][0])
+        return self.wire.add(msgpack.unpackb(payload))
 
     async def abort(self) -> list[str]:
         type_byte, payload = await self.input.recv_multipart()
@@ -94,8 +154,8 @@ class ScriptedEngine:
         rids: list[str] = msgpack.unpackb(payload)
         return rids
 
-    async def send(self, *rows: Row, load: Sequence[int] = ()) -> None:
-        await self.output.send(tick(rows, load))
+    async def send(self, *rows: Row) -> None:
+        await self.output.send(self.wire.tick(rows))
 
     async def say_handshake(self, payload: bytes) -> None:
         await self._handshake.send(payload)

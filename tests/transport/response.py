@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from smg_fast._codec import Output, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast._codec import Output, Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
 from smg_fast.engines import GenerationRequest, SamplingParams
 from smg_fast.transport import EngineClient, EngineError
 
@@ -56,6 +56,7 @@ async def ask(
     max_tokens: int = 16,
     stop: Sequence[str] = (),
     stream: bool = False,
+    rank: int | None = None,
 ) -> Response:
     """Send one generation per request id; with ``stream`` its events are written as they come."""
     response = Response()
@@ -66,9 +67,14 @@ async def ask(
         format=events if stream else outputs,
         options=TextOptions(stop=stop),
         tokenizer=tokenizer,
-        prompt_tokens=3,
+        prompts=[Prompt(TokenIds([1, 2, 3]))],
         requests=[
-            GenerationRequest(rid=rid, prompt_ids=TokenIds([1, 2, 3]), sampling=SamplingParams(max_tokens=max_tokens))
+            GenerationRequest(
+                rid=rid,
+                prompt_ids=TokenIds([1, 2, 3]),
+                sampling=SamplingParams(max_tokens=max_tokens),
+                data_parallel_rank=rank,
+            )
             for rid in rids
         ],
     )

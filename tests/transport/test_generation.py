@@ -18,20 +18,26 @@ from smg_fast._codec import Tokenizer
 from smg_fast.engines import family
 from smg_fast.transport import EngineBusy, EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
-from .engine import ADD, Row, ScriptedEngine, tick
+from .engine import ADD, TOKENSPEED, Row, ScriptedEngine, VLLMWire, Wire
 from .response import Response, ask, eventually, ready
 
 Start = Callable[..., Awaitable[EngineClient]]
 
 
-@pytest.fixture
-async def client(start: Start) -> EngineClient:
-    return await start()
+@pytest.fixture(params=[TOKENSPEED, VLLMWire()], ids=["tokenspeed", "vllm"])
+def wire(request: pytest.FixtureRequest) -> Wire:
+    chosen: Wire = request.param
+    return chosen
 
 
 @pytest.fixture
-async def engine(client: EngineClient, addresses: WorkerAddresses) -> AsyncIterator[ScriptedEngine]:
-    async with await ScriptedEngine.dial(addresses.handshake) as engine:
+async def client(start: Start, wire: Wire) -> EngineClient:
+    return await start(family(wire.family))
+
+
+@pytest.fixture
+async def engine(client: EngineClient, addresses: WorkerAddresses, wire: Wire) -> AsyncIterator[ScriptedEngine]:
+    async with await ScriptedEngine.dial(addresses.handshake, wire=wire) as engine:
         await client.wait_ready(5)
         yield engine
 
@@ -115,6 +121,26 @@ async def test_generations_go_to_the_engine_with_the_least_to_do(
         assert (await second.request()).rid == "c"
 
 
+async def test_a_generation_goes_to_the_rank_it_names(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(engine_count=3)
+    assert client.engine_count == 3
+    async with (
+        await ScriptedEngine.dial(addresses.handshake, 0),
+        await ScriptedEngine.dial(addresses.handshake, 2) as named,
+    ):
+        await ready(client, 2)
+        for rid in "abc":
+            await ask(client, tokenizer, rid, rank=2)
+            assert (await named.request()).rid == rid
+        with pytest.raises(EngineUnavailable, match=r"^engine 1 has not said hello$"):
+            await ask(client, tokenizer, "d", rank=1)
+        with pytest.raises(ValueError, match="there is no engine 3, only 0 to 2"):
+            await ask(client, tokenizer, "e", rank=3)
+        assert client.in_flight == 3
+
+
 async def test_equals_take_turns(start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer) -> None:
     client = await start(engine_count=3)
     engines = [await ScriptedEngine.dial(addresses.handshake, index) for index in range(3)]
@@ -138,7 +164,7 @@ async def test_a_burst_leaves_the_loop_its_turns(
     await engine.request()
     sender: zmq.Socket[bytes] = zmq.Socket.shadow(engine.output)  # sends without a turn of the loop
     for index in range(count):
-        sender.send(tick([Row("a", [1], "length" if index == count - 1 else "")]))
+        sender.send(engine.wire.tick([Row("a", [1], "length" if index == count - 1 else "")]))
     turns = 0
 
     async def others() -> None:

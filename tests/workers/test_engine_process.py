@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,20 @@ PATIENCE = 20.0
 
 def python(script: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", script, *arguments]
+
+
+@contextlib.asynccontextmanager
+async def ending(pid: int) -> AsyncIterator[None]:
+    """What is done in it has a process end."""
+    descriptor = os.pidfd_open(pid)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    try:
+        yield
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -67,3 +83,48 @@ async def test_the_engine_ends_with_the_task(tmp_path: Path, ignores_sigterm: bo
         await asyncio.wait_for(task, PATIENCE)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_what_the_engine_has_started_ends_with_it(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    end = tmp_path / "end"
+    os.mkfifo(end)
+    child = (
+        "import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); signal.pause()"
+    )
+    # The engine ends by itself.
+    engine = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:3]]); open(sys.argv[3]).read()"
+    )
+    task = asyncio.create_task(EngineProcess(python(engine, child, str(fifo), str(end)), first_pause=60).run())
+    pid = int(await asyncio.wait_for(asyncio.to_thread(fifo.read_text), PATIENCE))
+    async with ending(pid):
+        await asyncio.to_thread(end.write_text, "")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_engine_outlives_no_gateway_that_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    engine = "import os, signal, sys; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); signal.pause()"
+    gateway = (
+        "import asyncio, sys; from smg_fast.workers.engine_process import EngineProcess; "
+        "asyncio.run(EngineProcess([sys.executable, '-c', *sys.argv[1:]]).run())"
+    )
+    running = await asyncio.create_subprocess_exec(*python(gateway, engine, str(fifo)))
+    pid = int(await asyncio.wait_for(asyncio.to_thread(fifo.read_text), PATIENCE))
+    async with ending(pid):
+        running.kill()
+        await running.wait()
+
+
+async def test_what_the_engine_says_is_for_the_operator(capfd: pytest.CaptureFixture[str]) -> None:
+    engine = EngineProcess(python("print('loading'); raise SystemExit(3)"), first_pause=0.01)
+    with pytest.raises(EngineProcessError):
+        await asyncio.wait_for(engine.run(), PATIENCE)
+    out, err = capfd.readouterr()
+    assert (out, err.count("loading")) == ("", 5)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from smg_fast._codec import ResponseFormat, TextOptions, TokenIds, Tokenizer
-from smg_fast.engines import GenerationRequest, SamplingParams
+from smg_fast._codec import Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast.engines import GenerationRequest, SamplingParams, family
 from smg_fast.transport import AddressError, BindError, EngineUnavailable
 from smg_fast.workers import Registry, UnknownModelError, Worker, WorkerSpec
 from tests.transport.engine import ScriptedEngine
@@ -42,10 +42,9 @@ def spec(directory: Path, name: str, *names: str, **options: Any) -> WorkerSpec:
     url = f"ipc://{directory}/{name}"
     return WorkerSpec(
         url=url,
-        runtime="tokenspeed",
         model=MODEL,
         served_model_names=names,
-        **{"handshake_address": handshake, **options},
+        **{"runtime": "tokenspeed", "handshake_address": handshake, **options},
     )
 
 
@@ -84,7 +83,7 @@ async def ask(worker: Worker, rid: str) -> int:
         format=ResponseFormat.outputs(),
         options=TextOptions(),
         tokenizer=Tokenizer.from_file(str(MODEL / "tokenizer.json")),
-        prompt_tokens=1,
+        prompts=[Prompt(TokenIds([1]))],
         requests=[GenerationRequest(rid=rid, prompt_ids=TokenIds([1]), sampling=SamplingParams(max_tokens=9))],
     )
 
@@ -132,13 +131,34 @@ async def test_a_url_is_registered_once(registry: Registry, serve: Serve) -> Non
 
 
 async def test_bad_specs_are_refused_before_anything_is_bound(directory: Path) -> None:
-    with pytest.raises(ValueError, match="unknown runtime"):
+    with pytest.raises(ValueError, match="unknown runtime 'nope'; known: vllm, tokenspeed"):
         Worker(WorkerSpec(url=f"ipc://{directory}/a", runtime="nope", model=MODEL))
+    with pytest.raises(ValueError, match=r"0\.11\.0 is older than"):
+        Worker(WorkerSpec(url=f"ipc://{directory}/a", runtime="vllm", model=MODEL, vllm_version="0.11.0"))
     with pytest.raises(AddressError):
         Worker(WorkerSpec(url="tcp://127.0.0.1:1", runtime="tokenspeed", model=MODEL))
     with pytest.raises(ValueError, match="at least one engine, got 0"):
         Worker(spec(directory, "a", engine_count=0))
     assert not files(directory)
+
+
+async def test_a_runtime_that_is_not_given_is_vllm_and_that_is_told(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"ipc://{directory}/a"
+    assert Worker(WorkerSpec(url=url, model=MODEL)).family.name == "vllm"
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert url in warning
+    assert "vllm" in warning
+    for runtime in ("vllm", "tokenspeed"):
+        assert Worker(WorkerSpec(url=url, model=MODEL, runtime=runtime)).family.name == runtime
+    assert len(caplog.records) == 1
+
+
+async def test_what_the_family_has_to_know_reaches_it(directory: Path) -> None:
+    options = {"vllm_version": "0.20.2", "structured_outputs_backend": "xgrammar", "max_logprobs": 5}
+    engines = Worker(spec(directory, "a", **{**options, "runtime": "vllm"})).family
+    assert engines == family("vllm", vllm_version="0.20.2", structured_outputs_backend="xgrammar", max_logprobs=5)
 
 
 async def test_a_handshake_port_in_use_is_named_and_nothing_stays_bound(directory: Path) -> None:

@@ -2,14 +2,25 @@
 #![deny(unsafe_code)]
 
 mod detokenizer;
+mod logprobs;
+mod offsets;
+mod prompt;
 mod stop;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use logprobs::{Candidates, Position, PromptLogprobs};
+pub use prompt::{Echo, Prompt};
 pub use stop::{Match, StopMatcher, StopStrings};
 pub use tokenizer::{Error as TokenizerError, Tokenizer};
 
+use offsets::TextOffsets;
+
+use std::fmt;
+use std::slice;
 use std::sync::Arc;
+
+use crate::protocol;
 
 /// What to do with the text of a generation, as its request says.
 #[derive(Default)]
@@ -26,17 +37,19 @@ pub struct TextOptions {
     pub min_tokens: usize,
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
-    /// Keep the logprobs of the sampled tokens.
-    pub logprobs: bool,
+    /// Keep the logprobs of the sampled tokens, and of so many alternatives to each.
+    pub logprobs: Option<usize>,
+    /// Keep the logprobs of the prompt's tokens, and of so many alternatives to each.
+    pub prompt_logprobs: Option<usize>,
+    /// Count what is generated and show nothing of it.
+    pub hide_output: bool,
 }
 
 /// Why a generation ended, as the API names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop token did: its id, if the request named it.
-    Stop(Option<u32>),
-    /// A stop string matched: its index in the request's [`StopStrings`].
-    StopString(usize),
+    /// The model ended it, or a stop token or a stop string did.
+    Stop,
     /// `max_tokens`, or the context, is used up.
     Length,
     /// The engine gave it up.
@@ -45,32 +58,62 @@ pub enum Finish {
     Repetition,
 }
 
-/// How an engine ended a generation, before its stop tokens are looked at.
+/// What ended a generation, where the request or the engine names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineFinish {
-    /// See [`Finish::Stop`].
-    Stop,
-    /// See [`Finish::Length`].
-    Length,
-    /// See [`Finish::Abort`].
-    Abort,
-    /// See [`Finish::Repetition`].
-    Repetition,
+pub enum StopReason<'a> {
+    /// A stop string, or the engine's own word for it.
+    Text(&'a str),
+    /// A stop token.
+    Token(u32),
 }
 
-/// The engine sent no logprobs for tokens whose request asked for them.
-#[derive(Debug, PartialEq, Eq)]
-pub struct MissingLogprobs;
+/// A [`StopReason`], kept.
+enum Cause {
+    /// The index in the request's [`StopStrings`].
+    StopString(usize),
+    Text(Box<str>),
+    Token(u32),
+}
+
+/// How an engine ended a generation, and what it says of the reason.
+pub type End<'a> = (Finish, Option<StopReason<'a>>);
+
+/// What a request asked for and its engine did not send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Logprobs of sampled tokens.
+    Logprobs,
+    /// Logprobs of alternatives to them.
+    TopLogprobs,
+    /// Logprobs of the prompt's tokens, all or some.
+    PromptLogprobs,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Logprobs => "the engine sent no logprobs, which were asked for",
+            Self::TopLogprobs => "the engine sent no top_logprobs, which were asked for",
+            Self::PromptLogprobs => "the engine did not send all of prompt_logprobs, which were asked for",
+        })
+    }
+}
+
+impl std::error::Error for Missing {}
 
 /// One sequence, from its first token to its last. Everything accumulates once; cursors say what an event has already carried.
 pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     options: Arc<TextOptions>,
+    prompt: Arc<Prompt>,
     token_ids: Vec<u32>,
     logprobs: Vec<f64>,
-    /// Characters of text before each token. Kept with logprobs only.
-    text_offsets: Vec<u32>,
-    text_chars: u32,
+    /// Present where alternatives were asked for.
+    candidates: Option<Box<Candidates>>,
+    /// Present where asked for.
+    prompt_logprobs: Option<Box<PromptLogprobs>>,
+    /// The echo's text counts. Kept with logprobs only.
+    text_offsets: TextOffsets,
     /// Tokens whose text is in `text`, or in the detokenizer.
     detokenized: usize,
     /// Without events and stop strings nobody reads the text before the end.
@@ -85,6 +128,7 @@ pub struct Generation {
     detokenizer: Detokenizer,
     matcher: StopMatcher,
     finish: Option<Finish>,
+    stop_reason: Option<Box<Cause>>,
 }
 
 /// Tokens of a generation with their logprobs, as slices of its columns.
@@ -96,22 +140,59 @@ pub struct TokenSpan<'a> {
     pub logprobs: &'a [f64],
     /// Characters of text before each token; one per logprob.
     pub text_offsets: &'a [u32],
+    candidates: Option<&'a Candidates>,
+    /// All ids of the generation; this span's begin at `start`.
+    all: &'a [u32],
+    start: usize,
+}
+
+impl<'a> TokenSpan<'a> {
+    /// The tokens before the one at `index` of this span, from the generation's first on.
+    #[must_use]
+    pub fn before(&self, index: usize) -> &'a [u32] {
+        &self.all[..self.start + index]
+    }
+
+    /// The candidates for the token at `index` of this span; itself alone where no others were asked for. There must be
+    /// logprobs.
+    #[must_use]
+    pub fn position(&self, index: usize) -> Position<'a> {
+        match self.candidates {
+            Some(candidates) => candidates.position(self.start + index),
+            None => {
+                Position { ids: slice::from_ref(&self.ids[index]), logprobs: slice::from_ref(&self.logprobs[index]) }
+            }
+        }
+    }
+}
+
+/// The columns of a generation, moved out.
+pub struct Columns {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Their logprobs, where asked for.
+    pub logprobs: Option<Vec<f64>>,
+    /// The candidates for every token, where alternatives were asked for.
+    pub candidates: Option<Box<Candidates>>,
+    /// Of the prompt's tokens, where asked for.
+    pub prompt_logprobs: Option<Box<PromptLogprobs>>,
+    /// The text.
+    pub text: String,
 }
 
 impl Generation {
     /// A sequence without tokens yet. `is_streamed`: its text is read as it grows.
     #[must_use]
-    pub fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>, is_streamed: bool) -> Self {
+    pub fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>, prompt: Arc<Prompt>, is_streamed: bool) -> Self {
         let detokenizer = Detokenizer::new(&tokenizer, options.skip_special_tokens);
         let matcher = StopMatcher::new(&options.stop);
         let needs_text_at_once = is_streamed || !options.stop.is_empty();
         Self {
-            tokenizer,
-            options,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
-            text_offsets: Vec::new(),
-            text_chars: 0,
+            candidates: options.logprobs.filter(|&count| count > 0).map(|_| Box::default()),
+            prompt_logprobs: options.prompt_logprobs.map(|_| Box::default()),
+            text_offsets: TextOffsets::after(prompt.echo().map_or(0, Echo::chars)),
             detokenized: 0,
             needs_text_at_once,
             text: String::new(),
@@ -123,6 +204,38 @@ impl Generation {
             detokenizer,
             matcher,
             finish: None,
+            stop_reason: None,
+            tokenizer,
+            options,
+            prompt,
+        }
+    }
+
+    /// Take in logprobs of the prompt's tokens: all, or the next part of them.
+    pub fn extend_prompt(&mut self, part: &protocol::PromptLogprobs) {
+        if let (Some(logprobs), Some(count)) = (&mut self.prompt_logprobs, self.options.prompt_logprobs) {
+            logprobs.extend(part, count, self.prompt.len().saturating_sub(1));
+        }
+    }
+
+    /// Whether logprobs of the prompt were asked for and are not all here.
+    #[must_use]
+    pub fn awaits_prompt_logprobs(&self) -> bool {
+        self.prompt_logprobs.as_ref().is_some_and(|logprobs| logprobs.candidates().len() + 1 < self.prompt.len())
+    }
+
+    /// Whether alternatives to the tokens were asked for.
+    #[must_use]
+    pub fn wants_candidates(&self) -> bool {
+        self.candidates.is_some()
+    }
+
+    /// Take in the candidates for the tokens that the next call of [`Self::extend`] brings.
+    pub fn extend_candidates(&mut self, tops: protocol::Tops<'_>) {
+        if let (Some(candidates), Some(count)) = (&mut self.candidates, self.options.logprobs)
+            && !tops.ids.is_empty()
+        {
+            candidates.extend(tops, count);
         }
     }
 
@@ -130,48 +243,51 @@ impl Generation {
     /// `logprobs` holds one per id, or nothing. Tokens after a stop string are dropped.
     ///
     /// # Errors
-    /// The request asked for logprobs and there are none.
-    pub fn extend(
-        &mut self,
-        ids: &[u32],
-        logprobs: &[f64],
-        finish: Option<EngineFinish>,
-    ) -> Result<(), MissingLogprobs> {
-        if self.options.logprobs {
+    /// Something that the request asked for is not there.
+    pub fn extend(&mut self, ids: &[u32], logprobs: &[f64], end: Option<End<'_>>) -> Result<(), Missing> {
+        if self.options.logprobs.is_some() {
             if logprobs.len() != ids.len() {
-                return Err(MissingLogprobs);
+                return Err(Missing::Logprobs);
+            }
+            let tokens = self.token_ids.len() + ids.len();
+            if self.candidates.as_ref().is_some_and(|candidates| candidates.len() != tokens) {
+                return Err(Missing::TopLogprobs);
             }
             self.logprobs.extend_from_slice(logprobs);
         }
         self.token_ids.extend_from_slice(ids);
-        if self.needs_text_at_once || finish.is_some() {
-            self.detokenize(finish);
+        if self.needs_text_at_once || end.is_some() {
+            self.detokenize(end);
+        }
+        if self.finish.is_some() && self.awaits_prompt_logprobs() {
+            return Err(Missing::PromptLogprobs);
         }
         Ok(())
     }
 
     /// Bring the text up to the tokens, and to its end if there is one.
-    fn detokenize(&mut self, finish: Option<EngineFinish>) {
-        let stop_token = match finish {
-            Some(EngineFinish::Stop) => self.token_ids.last().copied().filter(|id| self.is_stop_token(*id)),
+    fn detokenize(&mut self, end: Option<End<'_>>) {
+        // Where the engine stopped at a token in the place of a stop string, that is none of these and shows in the text.
+        let stop_token = match end {
+            Some((Finish::Stop, _)) => self.token_ids.last().copied().filter(|id| self.is_stop_token(*id)),
             _ => None,
         };
         let hides_last = stop_token.is_some() && !self.options.include_stop_str;
         while let Some(&id) = self.token_ids.get(self.detokenized) {
             self.detokenized += 1;
-            if self.options.logprobs {
-                self.text_offsets.push(self.text_chars);
-            }
-            if hides_last && self.detokenized == self.token_ids.len() {
-                break;
-            }
             let before = self.text.len();
-            self.detokenizer.push(&self.tokenizer, id, &mut self.text);
+            if !hides_last || self.detokenized < self.token_ids.len() {
+                self.detokenizer.push(&self.tokenizer, id, &mut self.text);
+            }
+            if self.options.logprobs.is_some() {
+                let ids = &self.token_ids[..self.detokenized - 1];
+                self.text_offsets.push(&self.tokenizer, ids, id, &self.text[before..]);
+            }
             if self.took_stop_string(before) {
                 return;
             }
         }
-        let Some(finish) = finish else {
+        let Some((finish, reason)) = end else {
             self.settled = self.text.len() - self.matcher.held_back(&self.options.stop);
             return;
         };
@@ -181,23 +297,20 @@ impl Generation {
             return;
         }
         self.settled = self.text.len();
-        self.finish = Some(match finish {
-            EngineFinish::Stop => Finish::Stop(
-                stop_token
-                    .filter(|id| self.options.stop_token_ids.contains(id) && !self.options.eos_token_ids.contains(id)),
-            ),
-            EngineFinish::Length => Finish::Length,
-            EngineFinish::Abort => Finish::Abort,
-            EngineFinish::Repetition => Finish::Repetition,
-        });
+        self.finish = Some(finish);
+        let cause = match reason {
+            Some(StopReason::Token(id)) => Some(Cause::Token(id)),
+            Some(StopReason::Text(text)) => Some(Cause::Text(text.into())),
+            None => stop_token
+                .filter(|id| self.options.stop_token_ids.contains(id) && !self.options.eos_token_ids.contains(id))
+                .map(Cause::Token),
+        };
+        self.stop_reason = cause.map(Box::new);
     }
 
     /// Match stop strings in the text from `before` on; on a match the generation ends there.
     fn took_stop_string(&mut self, before: usize) -> bool {
         let new = &self.text[before..];
-        if self.options.logprobs {
-            self.text_chars += new.chars().count() as u32;
-        }
         let may_match = self.detokenized > self.options.min_tokens;
         let Some(found) = self.matcher.feed(&self.options.stop, new, may_match) else { return false };
         let end = before + found.end;
@@ -205,7 +318,11 @@ impl Generation {
         self.settled = self.text.len();
         self.token_ids.truncate(self.detokenized);
         self.logprobs.truncate(self.detokenized);
-        self.finish = Some(Finish::StopString(found.index));
+        if let Some(candidates) = &mut self.candidates {
+            candidates.truncate(self.detokenized);
+        }
+        self.finish = Some(Finish::Stop);
+        self.stop_reason = Some(Box::new(Cause::StopString(found.index)));
         true
     }
 
@@ -225,32 +342,38 @@ impl Generation {
         self.finish.filter(|_| !self.has_emitted_finish)
     }
 
-    /// The stop string or the stop token that ended the generation.
+    /// What ended the generation: the engine's reason, or the stop string or stop token of the request.
     #[must_use]
     pub fn stop_reason(&self) -> Option<StopReason<'_>> {
-        match self.finish? {
-            Finish::StopString(index) => Some(StopReason::String(self.options.stop.text(index))),
-            Finish::Stop(Some(id)) => Some(StopReason::Token(id)),
-            _ => None,
-        }
+        Some(match self.stop_reason.as_deref()? {
+            Cause::StopString(index) => StopReason::Text(self.options.stop.text(*index)),
+            Cause::Text(text) => StopReason::Text(text),
+            Cause::Token(id) => StopReason::Token(*id),
+        })
     }
 
-    /// All tokens so far.
+    /// Tokens generated so far, hidden ones too.
+    #[must_use]
+    pub fn completion_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// All tokens so far that may be shown.
     #[must_use]
     pub fn tokens(&self) -> TokenSpan<'_> {
         self.tokens_from(0)
     }
 
-    /// All settled text so far.
+    /// All settled text so far that may be shown.
     #[must_use]
     pub fn text(&self) -> &str {
-        &self.text[..self.settled]
+        self.text_from(0)
     }
 
     /// Settled text that no event has carried.
     #[must_use]
     pub fn new_text(&self) -> &str {
-        &self.text[self.emitted_text..self.settled]
+        self.text_from(self.emitted_text)
     }
 
     /// Tokens that no event has carried.
@@ -273,13 +396,33 @@ impl Generation {
         self.has_emitted_finish = self.finish.is_some();
     }
 
+    fn text_from(&self, start: usize) -> &str {
+        if self.options.hide_output { "" } else { &self.text[start..self.settled] }
+    }
+
     fn tokens_from(&self, start: usize) -> TokenSpan<'_> {
-        let kept = if self.options.logprobs { start.. } else { 0.. };
+        let start = if self.options.hide_output { self.token_ids.len() } else { start };
+        let kept = if self.options.logprobs.is_some() { start.. } else { 0.. };
         TokenSpan {
             ids: &self.token_ids[start..],
             logprobs: &self.logprobs[kept.clone()],
-            text_offsets: &self.text_offsets[kept],
+            text_offsets: &self.text_offsets.as_slice()[kept],
+            candidates: self.candidates.as_deref(),
+            all: &self.token_ids,
+            start,
         }
+    }
+
+    /// The prompt that this answers.
+    #[must_use]
+    pub fn prompt(&self) -> &Prompt {
+        &self.prompt
+    }
+
+    /// Logprobs of the prompt's tokens, where asked for.
+    #[must_use]
+    pub fn prompt_logprobs(&self) -> Option<&PromptLogprobs> {
+        self.prompt_logprobs.as_deref()
     }
 
     /// The tokenizer that this generation's ids belong to.
@@ -294,19 +437,24 @@ impl Generation {
         &self.options
     }
 
-    /// The finished columns, moved out: token ids, logprobs, text.
+    /// The columns, once finished, moved out: as far as they may be shown.
     #[must_use]
-    pub fn into_columns(mut self) -> (Vec<u32>, Vec<f64>, String) {
+    pub fn into_columns(mut self) -> Columns {
         self.text.truncate(self.settled);
-        (self.token_ids, self.logprobs, self.text)
+        if self.options.hide_output {
+            self.text.clear();
+            self.token_ids.clear();
+            self.logprobs.clear();
+            if let Some(candidates) = &mut self.candidates {
+                candidates.truncate(0);
+            }
+        }
+        Columns {
+            ids: self.token_ids,
+            logprobs: self.options.logprobs.map(|_| self.logprobs),
+            candidates: self.candidates,
+            prompt_logprobs: self.prompt_logprobs,
+            text: self.text,
+        }
     }
-}
-
-/// What ended a generation, where the request named it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason<'a> {
-    /// A stop string.
-    String(&'a str),
-    /// A stop token.
-    Token(u32),
 }

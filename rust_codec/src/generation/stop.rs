@@ -85,7 +85,7 @@ impl StopMatcher {
         Self { matched: vec![0; strings.patterns.len()].into_boxed_slice() }
     }
 
-    /// Continue with `text`. The match that ends first wins, of those that end together the longest. A match is passed over
+    /// Continue with `text`. The match that ends first wins, of those that end together the first in the request. A match is passed over
     /// unless `may_match`; one that ends later may still begin in this text.
     pub fn feed(&mut self, strings: &StopStrings, text: &str, may_match: bool) -> Option<Match> {
         if self.matched.is_empty() {
@@ -96,7 +96,7 @@ impl StopMatcher {
             for (index, (pattern, matched)) in strings.patterns.iter().zip(&mut self.matched).enumerate() {
                 *matched = pattern.step(*matched, byte);
                 let len = pattern.text.len();
-                if *matched == len && may_match && found.is_none_or(|other| other.len < len) {
+                if *matched == len && may_match && found.is_none() {
                     found = Some(Match { index, end: at + 1, len });
                 }
             }
@@ -163,9 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_end_wins_and_the_longest_of_those() {
+    fn the_first_to_end_wins_and_the_first_asked_for_of_those() {
         assert_eq!(run(&["b", "cd"], &["abcd"]).1, Some(("a".into(), "b".into())));
-        assert_eq!(run(&["b", "ab"], &["xab"]).1, Some(("x".into(), "ab".into())));
+        assert_eq!(run(&["b", "ab"], &["xab"]).1, Some(("xa".into(), "b".into())));
+        assert_eq!(run(&["ab", "b"], &["xab"]).1, Some(("x".into(), "ab".into())));
     }
 
     #[test]

@@ -184,6 +184,56 @@ impl Tokenizer {
         }
     }
 
+    /// What a token adds to those before it: its bytes, or none where it ends within a character; the token that ends the
+    /// character has it whole.
+    #[must_use]
+    pub fn token_bytes_after(&self, before: &[u32], id: u32) -> Cow<'_, [u8]> {
+        let own = self.token_bytes(id);
+        if !ends_within_a_character(&own) {
+            return own;
+        }
+        // No character has more than four bytes.
+        let earliest = before.len().saturating_sub(3);
+        let mut joined = Vec::new();
+        for &id in before[earliest..].iter().rev() {
+            let bytes = self.token_bytes(id);
+            if !ends_within_a_character(&bytes) {
+                break;
+            }
+            if joined.is_empty() {
+                joined.extend_from_slice(&own);
+            }
+            joined.splice(..0, bytes.iter().copied());
+            if !ends_within_a_character(&joined) {
+                return Cow::Owned(joined);
+            }
+        }
+        Cow::Borrowed(&[])
+    }
+
+    /// [`Self::token_bytes_after`] as text.
+    #[must_use]
+    pub fn token_text_after(&self, before: &[u32], id: u32) -> Cow<'_, str> {
+        match self.token_bytes_after(before, id) {
+            Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
+            Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
+        }
+    }
+
+    /// The token that is exactly this text wherever it stands, and that no text leaves out. `None` where there is none, or where
+    /// the decoder spells a token by its place.
+    #[must_use]
+    pub fn stop_token(&self, text: &str) -> Option<u32> {
+        let table = self.bytes.as_ref()?;
+        let alphabet = byte_level_alphabet();
+        let spelled: String = text.bytes().map(|byte| alphabet[usize::from(byte)]).collect();
+        // Added tokens are spelled as they are.
+        [spelled.as_str(), text]
+            .into_iter()
+            .filter_map(|token| self.token_to_id(token))
+            .find(|&id| self.kind(id) == TokenKind::Plain && table.get(id) == text.as_bytes())
+    }
+
     /// The byte table's entry, where decoding is concatenation of bytes.
     pub(super) fn table_bytes(&self, id: u32) -> Option<&[u8]> {
         self.bytes.as_ref().map(|table| table.get(id))
@@ -213,6 +263,11 @@ impl Tokenizer {
             (!text.is_empty() && text.chars().all(char::is_alphanumeric)).then_some((id, text))
         })
     }
+}
+
+/// Whether the last bytes are no text, or not yet.
+fn ends_within_a_character(bytes: &[u8]) -> bool {
+    bytes.utf8_chunks().last().is_some_and(|chunk| !chunk.invalid().is_empty())
 }
 
 fn is_byte_level(decoder: &DecoderWrapper) -> bool {

@@ -180,10 +180,28 @@ impl Tick {
         }
     }
 
+    /// The news of waves, where there are any.
+    pub fn wave(&self) -> Option<Wave> {
+        let Self { wave_complete: complete, start_wave: start, .. } = *self;
+        let wave = Wave { engine_index: self.engine_index.unwrap_or(0), complete, start };
+        (complete.is_some() || start.is_some()).then_some(wave)
+    }
+
     /// What ended the generation of one of this tick's rows.
     pub fn stop_reason(&self, row: &Row) -> Option<&StopReason> {
         self.extra(row)?.stop_reason.as_ref()
     }
+}
+
+/// What an engine of a group that runs in lockstep says of its waves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wave {
+    /// The engine that says so.
+    pub engine_index: u32,
+    /// The wave that has ended.
+    pub complete: Option<u64>,
+    /// The wave that the others shall start.
+    pub start: Option<u64>,
 }
 
 /// What a decoded output message was.
@@ -208,6 +226,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// Whether an abort before any token is how the engine refuses a request: TokenSpeed's way. To vLLM's own server it is an
+    /// end like others.
+    #[must_use]
+    pub fn refuses_by_abort(self) -> bool {
+        self == Self::TokenSpeed
+    }
+
     /// Decodes one output message into `tick`, whose former content is dropped.
     ///
     /// # Errors

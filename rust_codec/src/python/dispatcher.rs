@@ -1,161 +1,18 @@
-//! The dispatcher, its options and its results.
+//! The dispatcher, and how it gathers what there is to do.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PySequence, PyString};
+use pyo3::types::{PyBytes, PyList, PySequence};
 
-use super::columns::{Logprobs, TokenIds};
+use super::options::{Prompt, ResponseFormat, TextOptions};
+use super::outcome::{Load, Outcome, Output, Wave};
 use super::protocol::Protocol;
 use super::text::Tokenizer;
-use crate::dispatcher::{self, Choice, Ending, Opening, Outbox, Target};
-use crate::generation::{self, StopReason, StopStrings};
+use crate::dispatcher::{self, Ending, Opening, Outbox};
 use crate::protocol;
-use crate::render::{Api, Format, HTTP_CHUNK_TAIL, finish_reason, http_chunk_head};
-
-#[pyclass(frozen, module = "smg_fast._codec")]
-pub struct TextOptions {
-    inner: Arc<generation::TextOptions>,
-}
-
-#[pymethods]
-impl TextOptions {
-    #[new]
-    #[pyo3(signature = (*, stop = vec![], stop_token_ids = vec![], eos_token_ids = vec![], include_stop_str = false,
-                        min_tokens = 0, skip_special_tokens = true, logprobs = false))]
-    fn new(
-        stop: Vec<String>,
-        stop_token_ids: Vec<u32>,
-        eos_token_ids: Vec<u32>,
-        include_stop_str: bool,
-        min_tokens: usize,
-        skip_special_tokens: bool,
-        logprobs: bool,
-    ) -> PyResult<Self> {
-        if stop.iter().any(String::is_empty) {
-            return Err(PyValueError::new_err("a stop string must not be empty"));
-        }
-        let inner = generation::TextOptions {
-            stop: StopStrings::new(&stop),
-            stop_token_ids,
-            eos_token_ids,
-            include_stop_str,
-            min_tokens,
-            skip_special_tokens,
-            logprobs,
-        };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-}
-
-#[pyclass(frozen, module = "smg_fast._codec")]
-pub struct ResponseFormat {
-    /// `None`: the generations themselves.
-    rendered: Option<Rendered>,
-}
-
-struct Rendered {
-    api: Api,
-    id: String,
-    model: String,
-    created: u64,
-    stream: bool,
-    include_usage: bool,
-}
-
-impl ResponseFormat {
-    fn target(&self) -> Target {
-        match &self.rendered {
-            None => Target::Outputs,
-            Some(Rendered { api, id, model, created, stream: true, include_usage }) => {
-                Target::Events(Format::events(*api, id, model, *created, *include_usage))
-            }
-            Some(Rendered { api, id, model, created, .. }) => Target::Body(Format::body(*api, id, model, *created)),
-        }
-    }
-}
-
-#[pymethods]
-impl ResponseFormat {
-    #[staticmethod]
-    #[pyo3(signature = (*, id, model, created, stream, include_usage = false))]
-    fn chat(id: String, model: String, created: u64, stream: bool, include_usage: bool) -> Self {
-        Self { rendered: Some(Rendered { api: Api::Chat, id, model, created, stream, include_usage }) }
-    }
-
-    #[staticmethod]
-    #[pyo3(signature = (*, id, model, created, stream, include_usage = false))]
-    fn completion(id: String, model: String, created: u64, stream: bool, include_usage: bool) -> Self {
-        Self { rendered: Some(Rendered { api: Api::Completion, id, model, created, stream, include_usage }) }
-    }
-
-    #[staticmethod]
-    fn outputs() -> Self {
-        Self { rendered: None }
-    }
-}
-
-#[pyclass(frozen, get_all, module = "smg_fast._codec")]
-pub struct Output {
-    index: usize,
-    text: String,
-    token_ids: Py<TokenIds>,
-    logprobs: Option<Py<Logprobs>>,
-    finish_reason: &'static str,
-    stop_reason: Option<Py<PyAny>>,
-    cached_tokens: u32,
-}
-
-impl Output {
-    fn new(py: Python<'_>, index: usize, choice: Choice) -> PyResult<Self> {
-        let Choice { generation, cached_tokens, .. } = choice;
-        let stop_reason = match generation.stop_reason() {
-            None => None,
-            Some(StopReason::String(text)) => Some(PyString::new(py, text).into_any().unbind()),
-            Some(StopReason::Token(id)) => Some(id.into_pyobject(py)?.into_any().unbind()),
-        };
-        let has_logprobs = generation.options().logprobs;
-        let finish_reason = generation.finish().map_or("", finish_reason);
-        let (ids, values, text) = generation.into_columns();
-        Ok(Self {
-            index,
-            text,
-            token_ids: Py::new(py, TokenIds { ids })?,
-            logprobs: if has_logprobs { Some(Py::new(py, Logprobs { values })?) } else { None },
-            finish_reason,
-            stop_reason,
-            cached_tokens,
-        })
-    }
-}
-
-#[pyclass(frozen, get_all, module = "smg_fast._codec")]
-pub struct Load {
-    engine_index: u32,
-    running: u64,
-    waiting: u64,
-    kv_usage: f64,
-}
-
-impl From<protocol::Load> for Load {
-    fn from(load: protocol::Load) -> Self {
-        let protocol::Load { engine_index, running, waiting, kv_usage } = load;
-        Self { engine_index, running, waiting, kv_usage }
-    }
-}
-
-#[pyclass(frozen, get_all, module = "smg_fast._codec")]
-pub struct Outcome {
-    chunks: Py<PyList>,
-    ended: Py<PyList>,
-    aborts: Py<PyList>,
-    finished: Py<PyList>,
-    loads: Py<PyList>,
-    refused: Option<String>,
-    engine_dead: bool,
-    consumed: usize,
-}
+use crate::render::{HTTP_CHUNK_TAIL, http_chunk_head};
 
 /// Gathers what a call has to say. While the dispatcher is locked nothing may run Python code: byte strings are made at once,
 /// since they are no business of the garbage collector, and everything that is waits for [`Self::into_outcome`].
@@ -166,6 +23,7 @@ struct Gathered<'py> {
     aborts: Vec<Box<[u8]>>,
     finished: Vec<Box<[u8]>>,
     loads: Vec<protocol::Load>,
+    waves: Vec<protocol::Wave>,
     refused: Option<String>,
     engine_dead: bool,
     consumed: usize,
@@ -190,6 +48,10 @@ impl Outbox<Py<PyAny>> for Gathered<'_> {
 
     fn load(&mut self, load: protocol::Load) {
         self.loads.push(load);
+    }
+
+    fn wave(&mut self, wave: protocol::Wave) {
+        self.waves.push(wave);
     }
 
     fn refused(&mut self, error: protocol::Error) {
@@ -222,6 +84,7 @@ impl<'py> Gathered<'py> {
             aborts: Vec::new(),
             finished: Vec::new(),
             loads: Vec::new(),
+            waves: Vec::new(),
             refused: None,
             engine_dead: false,
             consumed: 0,
@@ -256,6 +119,7 @@ impl<'py> Gathered<'py> {
             aborts: strings(py, &self.aborts)?.unbind(),
             finished: strings(py, &self.finished)?.unbind(),
             loads: PyList::new(py, self.loads.into_iter().map(Load::from))?.unbind(),
+            waves: PyList::new(py, self.waves.into_iter().map(Wave::from))?.unbind(),
             refused: self.refused,
             engine_dead: self.engine_dead,
             consumed: self.consumed,
@@ -290,8 +154,6 @@ impl Dispatcher {
         self.lock().len()
     }
 
-    #[pyo3(signature = (sink, format, tokenizer, options, rids, prompt_tokens, n = 1))]
-    #[expect(clippy::too_many_arguments, reason = "a Python signature")]
     fn open(
         &self,
         sink: Py<PyAny>,
@@ -299,8 +161,7 @@ impl Dispatcher {
         tokenizer: &Tokenizer,
         options: &TextOptions,
         rids: Vec<String>,
-        prompt_tokens: u64,
-        n: usize,
+        prompts: Vec<Bound<'_, Prompt>>,
     ) -> PyResult<u64> {
         let opening = Opening {
             sink,
@@ -308,8 +169,7 @@ impl Dispatcher {
             tokenizer: tokenizer.inner.clone(),
             options: options.inner.clone(),
             rids: rids.into_iter().map(|rid| rid.into_bytes().into_boxed_slice()).collect(),
-            prompt_tokens,
-            n,
+            prompts: prompts.iter().map(|prompt| prompt.get().inner.clone()).collect(),
         };
         self.lock().open(opening).map_err(|error| PyValueError::new_err(error.to_string()))
     }

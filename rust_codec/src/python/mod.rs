@@ -2,6 +2,8 @@
 
 mod columns;
 mod dispatcher;
+mod options;
+mod outcome;
 mod protocol;
 mod text;
 mod wire;
@@ -25,7 +27,11 @@ mod codec {
     #[pymodule_export]
     use super::columns::{Logprobs, TokenIds};
     #[pymodule_export]
-    use super::dispatcher::{Dispatcher, Load, Outcome, Output, ResponseFormat, TextOptions};
+    use super::dispatcher::Dispatcher;
+    #[pymodule_export]
+    use super::options::{Prompt, ResponseFormat, TextOptions};
+    #[pymodule_export]
+    use super::outcome::{Load, Outcome, Output, Wave};
     #[pymodule_export]
     use super::protocol::Protocol;
     #[pymodule_export]

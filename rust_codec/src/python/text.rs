@@ -50,6 +50,10 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    fn stop_token(&self, text: &str) -> Option<u32> {
+        self.inner.stop_token(text)
+    }
+
     #[getter]
     fn vocab_size(&self) -> usize {
         self.inner.vocab_size()

@@ -1,39 +1,49 @@
 //! Chat completions.
 
-use super::{Delta, Format, json};
+use super::{Delta, Format, logprobs};
 
-/// The role, once; then content, if any; then the end, in an event of its own with an empty delta.
+/// The role, once, and the echo, if any; then content, if any; then the end, in an event of its own with an empty delta.
 pub(super) fn write_events(format: &Format, out: &mut Vec<u8>, delta: &Delta<'_>) {
     if !delta.generation.has_emitted() {
-        format.write_event(out, |out| {
+        format.write_event(out, delta, 0, |out| {
             delta.write_index(out);
             out.extend_from_slice(
                 b",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}",
             );
         });
     }
+    if delta.echo.is_some_and(|echo| !echo.text.is_empty()) {
+        format.write_event(out, delta, 0, |out| {
+            delta.write_index(out);
+            out.extend_from_slice(b",\"delta\":{\"content\":\"");
+            delta.write_echo(out);
+            out.extend_from_slice(b"\"},\"logprobs\":null,\"finish_reason\":null}");
+        });
+    }
     let has_text = delta.has_text();
+    let completion_tokens = delta.generation.completion_tokens();
     if has_text {
-        format.write_event(out, |out| {
+        format.write_event(out, delta, completion_tokens, |out| {
             delta.write_index(out);
             out.extend_from_slice(b",\"delta\":{\"content\":\"");
             delta.write_content(out);
             out.extend_from_slice(b"\"}");
-            write_logprobs(out, delta);
+            logprobs::write_chat(out, delta);
             out.extend_from_slice(b",\"finish_reason\":null}");
         });
     }
     if delta.finish.is_some() {
-        format.write_event(out, |out| {
+        format.write_event(out, delta, completion_tokens, |out| {
             delta.write_index(out);
             out.extend_from_slice(b",\"delta\":{}");
             if has_text {
                 out.extend_from_slice(b",\"logprobs\":null");
             } else {
                 // Tokens without text, such as the end-of-sequence token.
-                write_logprobs(out, delta);
+                logprobs::write_chat(out, delta);
             }
             delta.write_finish(out);
+            out.push(b'}');
         });
     }
 }
@@ -42,28 +52,10 @@ pub(super) fn write_events(format: &Format, out: &mut Vec<u8>, delta: &Delta<'_>
 pub(super) fn write_choice(out: &mut Vec<u8>, whole: &Delta<'_>) {
     whole.write_index(out);
     out.extend_from_slice(b",\"message\":{\"role\":\"assistant\",\"content\":\"");
+    whole.write_echo(out);
     whole.write_content(out);
     out.extend_from_slice(b"\",\"refusal\":null}");
-    write_logprobs(out, whole);
+    logprobs::write_chat(out, whole);
     whole.write_finish(out);
-}
-
-fn write_logprobs(out: &mut Vec<u8>, delta: &Delta<'_>) {
-    let tokens = delta.tokens;
-    if tokens.logprobs.is_empty() {
-        out.extend_from_slice(b",\"logprobs\":null");
-        return;
-    }
-    out.extend_from_slice(b",\"logprobs\":{\"content\":");
-    json::array(out, tokens.ids.iter().zip(tokens.logprobs), |out, (&id, &logprob)| {
-        let bytes = delta.tokenizer().token_bytes(id);
-        out.extend_from_slice(b"{\"token\":");
-        json::string(out, &String::from_utf8_lossy(&bytes));
-        out.extend_from_slice(b",\"logprob\":");
-        json::logprob(out, logprob);
-        out.extend_from_slice(b",\"bytes\":");
-        json::array(out, bytes.iter(), |out, &byte| json::integer(out, u64::from(byte)));
-        out.extend_from_slice(b",\"top_logprobs\":[]}");
-    });
-    out.extend_from_slice(b",\"refusal\":null}");
+    out.push(b'}');
 }

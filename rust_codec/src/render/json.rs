@@ -39,9 +39,12 @@ pub fn integer(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Append a logprob, exact to the last bit. JSON knows no infinity: what is not finite is -9999.0, as in OpenAI's API.
+/// The least logprob that is shown, as in OpenAI's API. JSON knows no infinity.
+const LEAST_LOGPROB: f64 = -9999.0;
+
+/// Append a logprob, exact to the last bit. What is less than -9999.0, or not finite, is that.
 pub fn logprob(out: &mut Vec<u8>, value: f64) {
-    let value = if value.is_finite() { value } else { -9999.0 };
+    let value = if value.is_finite() { value.max(LEAST_LOGPROB) } else { LEAST_LOGPROB };
     out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
 }
 
@@ -71,12 +74,12 @@ mod tests {
 
     #[test]
     fn logprobs_keep_every_bit() {
-        for value in [-0.5, -1e-300, -3.25e-17, -0.0, -1.8095355033874512, f64::MIN] {
+        for value in [-0.5, -1e-300, -3.25e-17, -0.0, -1.8095355033874512, -9998.999] {
             let mut out = Vec::new();
             logprob(&mut out, value);
             assert_eq!(serde_json::from_slice::<f64>(&out).unwrap().to_bits(), value.to_bits());
         }
-        for value in [f64::NEG_INFINITY, f64::NAN] {
+        for value in [f64::NEG_INFINITY, f64::NAN, f64::INFINITY, f64::MIN, -9999.5] {
             let mut out = Vec::new();
             logprob(&mut out, value);
             assert_eq!(out, b"-9999.0");

@@ -4,8 +4,9 @@
 mod chat;
 mod completion;
 mod json;
+mod logprobs;
 
-use crate::generation::{Finish, Generation, StopReason, TokenSpan, Tokenizer};
+use crate::generation::{Echo, Finish, Generation, StopReason, TokenSpan};
 
 /// Which API a response belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +31,17 @@ pub struct Usage {
     pub prompt_tokens: u64,
     /// Tokens of all generations.
     pub completion_tokens: u64,
-    /// Of the prompts, found in the engine's cache.
-    pub cached_tokens: u64,
+    /// Of the prompts, found in the engine's cache. `None`: not told.
+    pub cached_tokens: Option<u64>,
+}
+
+/// The usage that the events of a stream have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamUsage {
+    /// An event of its own at the end has that of the whole response.
+    pub at_end: bool,
+    /// Every event has that of its choice so far.
+    pub continuous: bool,
 }
 
 /// How one response is rendered. The parts that never change are rendered once.
@@ -39,9 +49,7 @@ pub struct Format {
     api: Api,
     /// `"id":…,"model":…,"choices":[`, behind whatever opens an event or a body.
     head: Vec<u8>,
-    /// What closes an event after its last choice.
-    tail: &'static [u8],
-    include_usage: bool,
+    usage: StreamUsage,
 }
 
 /// The last event of every stream.
@@ -50,14 +58,12 @@ pub const DONE: &[u8] = b"data: [DONE]\n\n";
 impl Format {
     /// For a response rendered as events.
     #[must_use]
-    pub fn events(api: Api, id: &str, model: &str, created: u64, include_usage: bool) -> Self {
+    pub fn events(api: Api, id: &str, model: &str, created: u64, usage: StreamUsage) -> Self {
         let object = match api {
             Api::Chat => "chat.completion.chunk",
             Api::Completion => "text_completion",
         };
-        // With include_usage every event has the field, and all but the last have null.
-        let tail: &[u8] = if include_usage { b"],\"usage\":null}\n\n" } else { b"]}\n\n" };
-        Self { api, head: head(b"data: {", id, object, model, created), tail, include_usage }
+        Self { api, head: head(b"data: {", id, object, model, created), usage }
     }
 
     /// For a response rendered as one body.
@@ -67,22 +73,25 @@ impl Format {
             Api::Chat => "chat.completion",
             Api::Completion => "text_completion",
         };
-        Self { api, head: head(b"{", id, object, model, created), tail: b"", include_usage: false }
+        Self { api, head: head(b"{", id, object, model, created), usage: StreamUsage::default() }
     }
 
-    /// Append the events for what is new in a generation, and mark it emitted. Nothing new to show, no event.
+    /// Append the events for what is new in a generation, and mark it emitted. Nothing new to show, no event; and none before
+    /// the logprobs of the prompt, which belong to the first.
     pub fn write_events(&self, out: &mut Vec<u8>, index: usize, generation: &mut Generation) {
         let text = generation.new_text();
         let finish = generation.new_finish();
-        if text.is_empty() && finish.is_none() {
+        if (text.is_empty() && finish.is_none()) || generation.awaits_prompt_logprobs() {
             return;
         }
         let delta = Delta {
             index,
+            echo: generation.prompt().echo().filter(|_| !generation.has_emitted()),
             parts: &[Part::Content(text)],
             tokens: generation.new_tokens(),
             finish,
             stop_reason: generation.stop_reason(),
+            is_whole: false,
             generation,
         };
         match self.api {
@@ -94,7 +103,7 @@ impl Format {
 
     /// Append what ends a stream: the usage event, if asked for, and `[DONE]`.
     pub fn write_end(&self, out: &mut Vec<u8>, usage: Usage) {
-        if self.include_usage {
+        if self.usage.at_end {
             out.extend_from_slice(&self.head);
             out.extend_from_slice(b"],\"usage\":");
             write_usage(out, usage);
@@ -106,43 +115,71 @@ impl Format {
     /// Append the whole body of a response whose generations have all ended.
     pub fn write_body<'a>(&self, out: &mut Vec<u8>, generations: impl Iterator<Item = &'a Generation>, usage: Usage) {
         out.extend_from_slice(&self.head);
+        let mut last = None;
         for (index, generation) in generations.enumerate() {
             if index > 0 {
                 out.push(b',');
             }
             let whole = Delta {
                 index,
+                echo: generation.prompt().echo(),
                 parts: &[Part::Content(generation.text())],
                 tokens: generation.tokens(),
                 finish: generation.finish(),
                 stop_reason: generation.stop_reason(),
+                is_whole: true,
                 generation,
             };
             match self.api {
                 Api::Chat => chat::write_choice(out, &whole),
                 Api::Completion => completion::write_choice(out, &whole),
             }
+            last = Some(generation);
         }
         out.extend_from_slice(b"],\"usage\":");
         write_usage(out, usage);
+        // All choices of a chat answer one prompt.
+        if let (Api::Chat, Some(generation)) = (self.api, last) {
+            logprobs::write_prompt(out, generation);
+        }
         out.push(b'}');
     }
 
-    /// One event around a choice.
-    fn write_event(&self, out: &mut Vec<u8>, choice: impl FnOnce(&mut Vec<u8>)) {
+    /// One event around a choice, of which `completion_tokens` have been generated.
+    fn write_event(
+        &self,
+        out: &mut Vec<u8>,
+        delta: &Delta<'_>,
+        completion_tokens: usize,
+        choice: impl FnOnce(&mut Vec<u8>),
+    ) {
         out.extend_from_slice(&self.head);
         choice(out);
-        out.extend_from_slice(self.tail);
+        match self.usage {
+            StreamUsage { continuous: true, .. } => {
+                let prompt_tokens = delta.generation.prompt().len() as u64;
+                let completion_tokens = completion_tokens as u64;
+                out.extend_from_slice(b"],\"usage\":");
+                write_usage(out, Usage { prompt_tokens, completion_tokens, cached_tokens: None });
+                out.extend_from_slice(b"}\n\n");
+            }
+            // Every event has the field, and all but the last have null.
+            StreamUsage { at_end: true, .. } => out.extend_from_slice(b"],\"usage\":null}\n\n"),
+            _ => out.extend_from_slice(b"]}\n\n"),
+        }
     }
 }
 
 /// What is to be told of one generation: what is new for an event, the whole for a body.
 struct Delta<'a> {
     index: usize,
+    /// What goes before the text, unless an event has carried it.
+    echo: Option<&'a Echo>,
     parts: &'a [Part<'a>],
     tokens: TokenSpan<'a>,
     finish: Option<Finish>,
     stop_reason: Option<StopReason<'a>>,
+    is_whole: bool,
     generation: &'a Generation,
 }
 
@@ -157,30 +194,31 @@ impl Delta<'_> {
         }
     }
 
+    fn write_echo(&self, out: &mut Vec<u8>) {
+        if let Some(echo) = self.echo {
+            json::escape_into(out, &echo.text);
+        }
+    }
+
     fn write_index(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b"{\"index\":");
         json::integer(out, self.index as u64);
     }
 
-    /// `"finish_reason":…}`, with the stop reason where the generation has ended: the end of every choice.
+    /// `,"finish_reason":…`, with the stop reason where the generation has ended.
     fn write_finish(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b",\"finish_reason\":");
         let Some(finish) = self.finish else {
-            out.extend_from_slice(b"null}");
+            out.extend_from_slice(b"null");
             return;
         };
         json::string(out, finish_reason(finish));
         out.extend_from_slice(b",\"stop_reason\":");
         match self.stop_reason {
             None => out.extend_from_slice(b"null"),
-            Some(StopReason::String(text)) => json::string(out, text),
+            Some(StopReason::Text(text)) => json::string(out, text),
             Some(StopReason::Token(id)) => json::integer(out, u64::from(id)),
         }
-        out.push(b'}');
-    }
-
-    fn tokenizer(&self) -> &Tokenizer {
-        self.generation.tokenizer()
     }
 }
 
@@ -188,7 +226,7 @@ impl Delta<'_> {
 #[must_use]
 pub fn finish_reason(finish: Finish) -> &'static str {
     match finish {
-        Finish::Stop(_) | Finish::StopString(_) => "stop",
+        Finish::Stop => "stop",
         Finish::Length => "length",
         Finish::Abort => "abort",
         Finish::Repetition => "repetition",
@@ -232,7 +270,10 @@ fn write_usage(out: &mut Vec<u8>, usage: Usage) {
     json::integer(out, usage.completion_tokens);
     out.extend_from_slice(b",\"total_tokens\":");
     json::integer(out, usage.prompt_tokens + usage.completion_tokens);
-    out.extend_from_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
-    json::integer(out, usage.cached_tokens);
-    out.extend_from_slice(b"}}");
+    if let Some(cached_tokens) = usage.cached_tokens {
+        out.extend_from_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
+        json::integer(out, cached_tokens);
+        out.push(b'}');
+    }
+    out.push(b'}');
 }

@@ -31,18 +31,20 @@ def grammar_for(sampling: Sampling) -> str | None:
     UnsupportedError
         More constraints than one, or one that cannot be honoured.
     """
-    given = [name for name in ("json_schema", "regex", "ebnf", "structural_tag") if getattr(sampling, name) is not None]
-    if not given:
+    if not sampling.constraints:
         return None
-    if len(given) > 1:
-        raise UnsupportedError(f"{' and '.join(given)}: one constraint is the most that an answer can have")
-    if sampling.json_schema is not None:
-        return _checked("json_schema", f"{_LARK}start: %json {_compact(sampling.json_schema)}")
-    if sampling.regex is not None:
-        return _checked("regex", f"{_LARK}start: /{llguidance.regex_to_lark(sampling.regex)}/")
-    if sampling.ebnf is not None:
-        return sampling.ebnf
-    raise UnsupportedError("structural_tag: llama.cpp has nothing like it")
+    if len(sampling.constraints) > 1:
+        kinds = " and ".join(constraint.kind for constraint in sampling.constraints)
+        raise UnsupportedError(f"{kinds}: one constraint is the most that an answer can have")
+    (constraint,) = sampling.constraints
+    kind, value = constraint.kind, constraint.value
+    if kind == "json" and isinstance(value, str):
+        return _checked(kind, f"{_LARK}start: %json {_compact(value)}")
+    if kind == "regex" and isinstance(value, str):
+        return _checked(kind, f"{_LARK}start: /{llguidance.regex_to_lark(value)}/")
+    if kind == "grammar" and isinstance(value, str):
+        return value
+    raise UnsupportedError(f"{kind}: llama.cpp has nothing like it")
 
 
 def _compact(text: str) -> str:
@@ -50,7 +52,7 @@ def _compact(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnsupportedError(f"json_schema: not JSON: {error}") from None
+        raise UnsupportedError(f"json: not JSON: {error}") from None
     if isinstance(schema, dict):
         schema.setdefault("x-guidance", _LAYOUT)
     return json.dumps(schema)

@@ -62,7 +62,7 @@ class Generation:
             raise UnsupportedError(f"n = {sampling.n}")
         if sampling.max_new_tokens is not None and sampling.max_new_tokens < 1:
             raise UnsupportedError(f"max_new_tokens = {sampling.max_new_tokens}")
-        if request.top_logprobs or request.prompt_logprobs:
+        if request.top_logprobs or request.prompt_logprobs is not None:
             raise UnsupportedError("logprobs other than the sampled token's")
         self._grammar = grammar_for(sampling)
         if self._grammar is not None and sampling.min_new_tokens:

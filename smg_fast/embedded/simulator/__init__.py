@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from smg_fast.embedded.simulator.engine import run
 from smg_fast.embedded.simulator.faults import Faults
+from smg_fast.embedded.simulator.logprobs import logprob_rows, token_logprobs
 from smg_fast.embedded.simulator.options import SimulatorOptions, add_arguments, options_from
 from smg_fast.embedded.simulator.scheduler import Counters
-from smg_fast.embedded.simulator.script import TurnMarkers, token_logprobs
+from smg_fast.embedded.simulator.script import TurnMarkers
 
 __all__ = [
     "Counters",
@@ -18,6 +19,7 @@ __all__ = [
     "SimulatorOptions",
     "TurnMarkers",
     "add_arguments",
+    "logprob_rows",
     "options_from",
     "run",
     "token_logprobs",

@@ -11,7 +11,7 @@ from smg_fast.embedded.simulator import add_arguments, options_from, run
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="simulator", description="An engine without a model, for TokenSpeed's wire.")
+    parser = argparse.ArgumentParser(prog="simulator", description="An engine without a model.")
     add_arguments(parser)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

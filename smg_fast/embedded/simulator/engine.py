@@ -8,17 +8,34 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from smg_fast.embedded.process import Signals, end_with_parent
+from smg_fast.embedded.simulator.answers import Answers
 from smg_fast.embedded.simulator.faults import malformed, ragged
 from smg_fast.embedded.simulator.scheduler import Counters, Scheduler
-from smg_fast.embedded.wire import Abort, Add, EngineInfo, EngineServer, Lost, Malformed, TokenSpeed
+from smg_fast.embedded.wire import (
+    VLLM,
+    Abort,
+    Add,
+    EngineInfo,
+    EngineServer,
+    Lost,
+    Malformed,
+    StartWave,
+    TokenSpeed,
+    Utility,
+    UtilityAnswer,
+    Wave,
+)
 from smg_fast.embedded.wire.server import ENGINE_DEAD
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smg_fast.embedded.simulator.options import SimulatorOptions
     from smg_fast.embedded.wire import Event
 
@@ -26,6 +43,13 @@ _log = logging.getLogger(__name__)
 
 # A wait ends up to a millisecond late. A tick that is late by no more than this does not delay those after it.
 _CATCH_UP_SECONDS = 0.005
+
+# What a call of a method returns, of those that a frontend may want.
+_UTILITIES: Mapping[str, object] = {
+    "get_supported_tasks": ("generate",),
+    "is_sleeping": False,
+    "reset_prefix_cache": True,
+}
 
 
 def run(options: SimulatorOptions) -> int:
@@ -36,14 +60,21 @@ def run(options: SimulatorOptions) -> int:
     Returns
     -------
     int
-        The exit status: 0 after a signal, 1 after a death that was asked for.
+        The exit status: 0 after a signal, 1 after a death that was asked for, or for answers that cannot be read.
     """
+    answers = None
+    if options.answers is not None:
+        try:
+            answers = Answers.load(Path(options.answers))
+        except (OSError, ValueError) as error:
+            _log.error("%s: %s", options.answers, error)
+            return 1
     if options.exit_with_parent is not None:
         end_with_parent(options.exit_with_parent)
     with Signals() as signals:
         signals.pause(options.faults.slow_start)
         server = EngineServer(
-            TokenSpeed(options.revision),
+            VLLM(options.vllm_version) if options.runtime == "vllm" else TokenSpeed(options.revision),
             options.handshake,
             options.index,
             local=options.local,
@@ -51,7 +82,7 @@ def run(options: SimulatorOptions) -> int:
             wake=[signals.wake],
         )
         with server:
-            engine = _Engine(options, server)
+            engine = _Engine(options, server, answers)
             while not (signals.stopping or engine.dead):
                 engine.turn()
                 signals.clear()
@@ -68,14 +99,15 @@ def _report(counters: Counters) -> None:
 
 
 class _Engine:
-    def __init__(self, options: SimulatorOptions, server: EngineServer) -> None:
+    def __init__(self, options: SimulatorOptions, server: EngineServer, answers: Answers | None) -> None:
         self.dead = False
         self._options = options
         self._server = server
-        self._scheduler = Scheduler(options)
+        self._scheduler = Scheduler(options, answers)
         self._period = options.tick_ms / 1000
         self._due = 0.0  # when the next tick may go out
         self._silent = False
+        self._wave = 0
         self._loaded_at: float | None = None  # when the model, so to speak, is loaded
         self._info = EngineInfo(
             version="smg-fast-simulator",
@@ -119,11 +151,16 @@ class _Engine:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Add):
+            self._meet_wave(event.request.wave)
             refusal = self._scheduler.add(event.request)
             if refusal is not None:
                 _log.warning("request %s refused: %s", event.request.rid, refusal)
         elif isinstance(event, Abort):
             self._scheduler.abort(event.rids)
+        elif isinstance(event, Utility):
+            self._notify(_answer(event))
+        elif isinstance(event, StartWave):
+            self._start_wave(event)
         elif isinstance(event, Malformed):
             self.counters.malformed += 1
             _log.error("unreadable: %s", event.reason)
@@ -149,3 +186,35 @@ class _Engine:
             elif fault == "ragged":
                 frames = ragged(frames)
             self._server.send(frames)
+            if not self._scheduler.busy:
+                self._end_wave()
+
+    def _meet_wave(self, wave: int) -> None:
+        """A request of an ended wave that finds the engines idle starts the next one on all of them."""
+        if not self._options.waves:
+            return
+        if wave < self._wave and not self._scheduler.busy:
+            self._notify(Wave(start=self._wave))
+        self._wave = max(wave, self._wave)
+
+    def _start_wave(self, event: StartWave) -> None:
+        if event.exclude == self._options.index or event.wave < self._wave:
+            return
+        self._wave = event.wave
+        if not self._scheduler.busy:
+            self._end_wave()  # there is nobody to keep in step with
+
+    def _end_wave(self) -> None:
+        if self._options.waves:
+            self._notify(Wave(complete=self._wave))
+            self._wave += 1
+
+    def _notify(self, notice: UtilityAnswer | Wave) -> None:
+        if not self._silent:
+            self._server.send_notice(notice)
+
+
+def _answer(call: Utility) -> UtilityAnswer:
+    if call.method in _UTILITIES:
+        return UtilityAnswer(call.call_id, result=_UTILITIES[call.method])
+    return UtilityAnswer(call.call_id, failure=f"Call to {call.method} method failed: there is no such method")

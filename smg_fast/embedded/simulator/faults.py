@@ -8,6 +8,7 @@ import msgpack
 import msgspec
 
 Fault = Literal["die", "dead-frame", "silent", "malformed", "ragged"]
+Failure = Literal["error", "abort", "repetition"]
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,11 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     malformed_count: int = 1
     """So many ticks in a row."""
     ragged_after: int | None = None
-    """Send one tick with a column that lacks its last row."""
+    """Send one tick with a column that lacks its last row; on vLLM's wire one whose last row lacks its end."""
+    fail_after: int | None = None
+    """End every generation that is longer after so many ticks of its own, in a row without tokens."""
+    fail_as: Failure = "error"
+    """With this finish reason. Repetition is vLLM's alone."""
     slow_start: float = 0.0
     """Seconds before the handshake."""
     slow_load: float = 0.0
@@ -51,8 +56,11 @@ def malformed(frames: list[bytes]) -> list[bytes]:
 
 
 def ragged(frames: list[bytes]) -> list[bytes]:
-    """The message, its second column without the last row."""
+    """The message with a column, or a row, that is too short."""
     message = msgpack.unpackb(frames[0])
     columns = [element for element in message if isinstance(element, list)]
-    columns[1].pop()
+    if isinstance(columns[0][0], list):
+        del columns[0][-1][1:]  # vLLM's rows
+    else:
+        columns[1].pop()
     return [msgpack.packb(message), *frames[1:]]

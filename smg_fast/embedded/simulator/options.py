@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 import msgspec
 
 from smg_fast.embedded.arguments import add_life_arguments, add_wire_arguments, integer, seconds
-from smg_fast.embedded.simulator.faults import Faults
+from smg_fast.embedded.simulator.faults import Failure, Faults
+from smg_fast.embedded.simulator.rules import Runtime
 from smg_fast.embedded.simulator.script import TurnMarkers
 from smg_fast.embedded.wire.tokenspeed import REVISIONS, Revision
+from smg_fast.embedded.wire.vllm import DEFAULT_VERSION, VERSIONS
+from smg_fast.embedded.wire.vllm.layouts import layout_of
+
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+FAILURES: tuple[Failure, ...] = get_args(Failure)
 
 
 class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,17 +26,29 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     handshake: str
     index: int = 0
+    runtime: Runtime = "tokenspeed"
+    """The engine family whose wire is spoken."""
     revision: Revision = "tagged14"
+    """Of TokenSpeed's ticks."""
+    vllm_version: str = DEFAULT_VERSION
     tick_ms: float = 10.0
     """0: as fast as the gateway reads."""
     tokens_per_tick: int = 1
     max_running: int = 256
     max_model_len: int = 8192
+    vocab_size: int = 1 << 31
+    """Token ids there are; by default as many as an engine's arrays can hold."""
+    max_logprobs: int = 20
+    """Alternatives that a request for logprobs may ask for (vLLM)."""
     page_size: int = 64
     cached_tokens: int = 0
     abort_rows: bool = False
+    waves: bool = False
+    """Be an engine of a data-parallel group in lockstep, and tell of its waves (vLLM)."""
     token_ids: tuple[int, ...] = ()
     """What to say; empty: echo the prompt."""
+    answers: str | None = None
+    """A file of recorded answers to give instead, see ``answers``."""
     eos_token_ids: tuple[int, ...] = ()
     markers: TurnMarkers | None = None
     local: bool = True
@@ -48,8 +67,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = SimulatorOptions(handshake="")
     wire = add_wire_arguments(parser)
     wire.add_argument(
-        "--revision", choices=REVISIONS, default=default.revision, help="of the output ticks (default %(default)s)"
+        "--runtime", choices=RUNTIMES, default=default.runtime, help="the engine to pass for (default %(default)s)"
     )
+    wire.add_argument(
+        "--revision",
+        choices=REVISIONS,
+        default=default.revision,
+        help="of TokenSpeed's output ticks (default %(default)s)",
+    )
+    wire.add_argument(
+        "--vllm-version",
+        type=_vllm_version,
+        default=default.vllm_version,
+        metavar="VERSION",
+        help=f"of vLLM, from {VERSIONS[0]} (default %(default)s)",
+    )
+    wire.add_argument("--waves", action="store_true", help="tell of data-parallel waves, as vLLM's groups in lockstep")
 
     speed = parser.add_argument_group("pace and size")
     speed.add_argument(
@@ -81,6 +114,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"context: prompt and output together (default: the model's, or {default.max_model_len})",
     )
     speed.add_argument(
+        "--vocab-size",
+        dest="vocabulary",
+        type=integer(1),
+        metavar="N",
+        help="token ids there are; a request with another breaks a rule (default: the model's, or any)",
+    )
+    speed.add_argument(
+        "--max-logprobs",
+        type=integer(0),
+        default=default.max_logprobs,
+        metavar="N",
+        help="alternatives that vLLM gives logprobs of (default %(default)s)",
+    )
+    speed.add_argument(
         "--page-size", type=integer(1), default=default.page_size, metavar="N", help="tokens in a cache page"
     )
     speed.add_argument(
@@ -94,6 +141,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ids = parser.add_argument_group("token ids", "what the simulator says, where no tokenizer gives these")
     ids.add_argument(
         "--token-ids", type=integer(0), nargs="+", default=(), metavar="ID", help="say this; else echo the prompt"
+    )
+    ids.add_argument(
+        "--answers", metavar="FILE", help="give these recorded answers, in JSON, and refuse what is not among them"
     )
     ids.add_argument(
         "--eos-token-id",
@@ -128,7 +178,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     faults.add_argument(
         "--malformed-count", type=integer(1), default=1, metavar="N", help="so many in a row (default 1)"
     )
-    faults.add_argument("--ragged-after", type=integer(0), metavar="N", help="send a tick with a column too short")
+    faults.add_argument(
+        "--ragged-after", type=integer(0), metavar="N", help="send a tick with a column too short (vLLM: a row)"
+    )
+    faults.add_argument(
+        "--fail-after", type=integer(0), metavar="N", help="end each generation so, after N ticks of its own"
+    )
+    faults.add_argument(
+        "--fail-as", choices=FAILURES, default="error", help="with this finish reason (default %(default)s)"
+    )
     faults.add_argument("--slow-start", type=seconds, default=0.0, metavar="SECONDS", help="wait before the handshake")
     faults.add_argument("--slow-load", type=seconds, default=0.0, metavar="SECONDS", help="wait between INIT and READY")
 
@@ -140,6 +198,7 @@ def options_from(
     eos_token_ids: tuple[int, ...] = (),
     markers: TurnMarkers | None = None,
     max_model_len: int | None = None,
+    vocab_size: int | None = None,
 ) -> SimulatorOptions:
     """The options of parsed arguments. The keyword arguments are a model directory's word; the parsed ones go first."""
     options = msgspec.convert(arguments, SimulatorOptions, from_attributes=True)
@@ -151,5 +210,14 @@ def options_from(
         eos_token_ids=options.eos_token_ids or eos_token_ids,
         markers=markers,
         max_model_len=arguments.context or max_model_len or options.max_model_len,
+        vocab_size=arguments.vocabulary or vocab_size or options.vocab_size,
         faults=msgspec.convert(arguments, Faults, from_attributes=True),
     )
+
+
+def _vllm_version(text: str) -> str:
+    try:
+        layout_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

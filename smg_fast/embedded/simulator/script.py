@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,20 +36,24 @@ def last_turn(prompt: Sequence[int], markers: TurnMarkers | None) -> list[int]:
 
 
 def write_script(
-    source: Sequence[int], sampling: Sampling, eos_token_ids: Sequence[int], room: int
+    source: Sequence[int], sampling: Sampling, eos_token_ids: Sequence[int], room: int, end: int | None = None
 ) -> tuple[list[int], FinishReason]:
     """The token ids of one generation and how it ends.
 
-    The source is said once and followed by the first EOS token; where EOS is ignored, or ``min_new_tokens`` asks for
-    more, it is said again. A stop token is the last one said. Before ``min_new_tokens`` stop tokens are passed over, as
-    an engine masks them. Without any EOS token the end of the source is a stop of its own.
+    The source is said once and followed by ``end``; where EOS is ignored, ``min_new_tokens`` asks for more, or ``end``
+    is no stop, it is said again. A stop token is the last one said. Before ``min_new_tokens`` stop tokens are passed
+    over, as an engine masks them. Without any EOS token the end of the source is a stop of its own.
 
     Parameters
     ----------
     source
         What to say.
+    eos_token_ids
+        What the generation stops at, besides the stop tokens of ``sampling``.
     room
         Tokens that the context has left.
+    end
+        What a model says at its end. None: the first of ``eos_token_ids``.
     """
     limit = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
     stops = set(sampling.stop_token_ids or ())
@@ -62,7 +65,9 @@ def write_script(
         source = [*source, next(token for token in itertools.count() if token not in stops)]
 
     script: list[int] = []
-    for token in _sayings(source, () if sampling.ignore_eos else eos_token_ids, ends=not sampling.ignore_eos):
+    if end is None and eos_token_ids:
+        end = eos_token_ids[0]
+    for token in _sayings(source, end, ends=not sampling.ignore_eos):
         if len(script) >= limit:
             return script, "length"
         if token is None:
@@ -75,21 +80,9 @@ def write_script(
     raise AssertionError("the sayings have no end")
 
 
-def _sayings(source: Sequence[int], eos_token_ids: Sequence[int], *, ends: bool) -> Iterator[int | None]:
-    """The source over and over; between two times the EOS token, or None for an end without a token."""
-    end = eos_token_ids[0] if eos_token_ids else None
+def _sayings(source: Sequence[int], end: int | None, *, ends: bool) -> Iterator[int | None]:
+    """The source over and over; between two times the end, None for one without a token."""
     while True:
         yield from source
         if ends:
             yield end
-
-
-def token_logprobs(token_ids: Sequence[int], position: int) -> list[float]:
-    """A made-up logprob for each token, in (-9.2, 0): a function of the id and of the place among the generated tokens.
-
-    The values use all 53 bits of their mantissa, so that a place where they are narrowed shows.
-    """
-    return [
-        math.log1p(-((token * 2654435761 + place * 40503) % 9000 + 1) / 9002)
-        for place, token in enumerate(token_ids, position)
-    ]

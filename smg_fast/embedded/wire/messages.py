@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-FinishReason = Literal["", "stop", "length", "abort", "error"]
+FinishReason = Literal["", "stop", "length", "abort", "error", "repetition"]
 """Why a generation ended; empty while it runs."""
+
+ConstraintKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the text must be. ``value`` is a text (a schema's is JSON), for ``choice`` the texts, else empty."""
+
+    kind: ConstraintKind
+    value: str | tuple[str, ...] = ""
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,21 +35,25 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 1 << 30
-    """``1 << 30``: the whole vocabulary."""
+    """``1 << 30``, and on vLLM's wire 0 and -1: the whole vocabulary."""
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
     n: int = 1
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that must not come."""
+    constraints: tuple[Constraint, ...] = ()
+    """All that were sent. No engine can honour more than one."""
+    backend: str | None = None
+    """Who has to enforce the constraint (vLLM)."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation to produce."""
+    """One generation to produce. What only one engine's wire has is at its default on the others."""
 
     rid: str
     prompt_ids: list[int]
@@ -48,8 +62,22 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The sampled token's logprob with every token."""
     top_logprobs: int = 0
     """Alternatives asked for beside the sampled token."""
-    prompt_logprobs: bool = False
+    prompt_logprobs: int | None = None
+    """Alternatives asked for with the prompt's tokens; None: no logprobs of the prompt."""
     stream: bool = True
+    eos_token_ids: tuple[int, ...] | None = None
+    """What ends a generation where EOS is not ignored. None: the engine knows its model's."""
+    all_stop_token_ids: tuple[int, ...] = ()
+    """What must not come before ``min_new_tokens``, as the gateway lists it (vLLM)."""
+    delta: bool = True
+    """Ticks tell what is new, and not the whole each time."""
+    skip_prefix_cache: bool = False
+    cache_salt: str | None = None
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    """The engine that the request is for. None: any."""
+    wave: int = 0
+    """The wave that the gateway believes the engines are in (vLLM's data-parallel groups)."""
 
 
 class Add(msgspec.Struct, frozen=True):
@@ -62,6 +90,20 @@ class Abort(msgspec.Struct, frozen=True):
     """Generations to stop; ids that have already ended are legal."""
 
     rids: list[str]
+
+
+class Utility(msgspec.Struct, frozen=True):
+    """A call of a method of the engine, to be answered with a :class:`UtilityAnswer` (vLLM)."""
+
+    call_id: int
+    method: str
+
+
+class StartWave(msgspec.Struct, frozen=True):
+    """The group's engines begin this wave, but for the one that asked for it (vLLM)."""
+
+    wave: int
+    exclude: int | None = None
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -78,7 +120,21 @@ class Lost(msgspec.Struct, frozen=True):
     """The gateway went away. It knows nothing of the generations in flight any more: drop them."""
 
 
-Event: TypeAlias = Add | Abort | Malformed | Initialised | Lost
+Request: TypeAlias = Add | Abort | Utility | StartWave | Malformed
+Event: TypeAlias = Request | Initialised | Lost
+
+
+class LogprobRows(msgspec.Struct, frozen=True):
+    """Logprobs with alternatives: a row for each position, all rows equally long.
+
+    A row begins with the position's own token; the likeliest follow by rank, the own one again where it is among them.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    values: Sequence[Sequence[float]]
+    """Natural logarithms, each a float of 32 bits."""
+    ranks: Sequence[int]
+    """Of the positions' own tokens, from 1."""
 
 
 class TickRow(msgspec.Struct, gc=False):
@@ -96,6 +152,12 @@ class TickRow(msgspec.Struct, gc=False):
     """Natural logarithms, one per token of this tick; empty where not asked for."""
     error: str = ""
     """Why, for a ``finish`` of ``"error"``."""
+    stop_reason: int | str | None = None
+    """The request's stop token that ended it; None for EOS."""
+    logprob_rows: LogprobRows | None = None
+    """The logprobs on wires that have alternatives, in the place of ``logprobs``."""
+    prompt_logprobs: LogprobRows | None = None
+    """A row for each token of the prompt but the first."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -106,6 +168,21 @@ class Load(msgspec.Struct, frozen=True):
     kv_active_pages: int = 0
     kv_total_pages: int = 0
     """0: no snapshot of the cache."""
+
+
+class UtilityAnswer(msgspec.Struct, frozen=True):
+    """``failure`` None: the call succeeded."""
+
+    call_id: int
+    failure: str | None = None
+    result: object = None
+
+
+class Wave(msgspec.Struct, frozen=True):
+    """Where a data-parallel group in lockstep stands: a wave has ended, or one has to be started by the others."""
+
+    complete: int | None = None
+    start: int | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +204,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Protocol(typing.Protocol):
     """One engine family's layout. A stateless translator; the sockets belong to ``EngineServer``."""
 
-    def decode_request(self, frames: Sequence[bytes]) -> Add | Abort | Malformed:
+    def encode_status(self, status: str, *, local: bool) -> bytes:
+        """HELLO or READY."""
+
+    def decode_request(self, frames: Sequence[bytes]) -> Request:
         """Reads what the gateway sent: type byte, payload, and auxiliary frames, without the identity."""
 
     def encode_registration(self, info: EngineInfo, engine_index: int) -> bytes:
@@ -135,3 +215,12 @@ class Protocol(typing.Protocol):
 
     def encode_tick(self, rows: Sequence[TickRow], load: Load, engine_index: int) -> list[bytes]:
         """The frames of one output message."""
+
+    def encode_notice(self, notice: UtilityAnswer | Wave, engine_index: int) -> list[bytes]:
+        """An output message without rows.
+
+        Raises
+        ------
+        TypeError
+            If the family has none: its gateways never ask for one.
+        """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from smg_fast.embedded.wire.messages import EngineInfo, Event, Load, Protocol, TickRow
+    from smg_fast.embedded.wire.messages import EngineInfo, Event, Load, Protocol, TickRow, UtilityAnswer, Wave
 
 ENGINE_DEAD = b"ENGINE_CORE_DEAD"
 
@@ -149,7 +149,7 @@ class EngineServer:
         """
         if self.state != "initialised" or self._handshake is None or self._addresses is None:
             raise RuntimeError(f"ready() while {self.state}")
-        self._handshake.send(self._status("READY"))
+        self._handshake.send(self._protocol.encode_status("READY", local=self._local))
         # Left open it would reconnect to a restarted gateway by itself, and collide there with the next dial.
         self._drop(self._handshake, _READY_LINGER_SECONDS)
         self._handshake = None
@@ -170,6 +170,10 @@ class EngineServer:
     def send_tick(self, rows: Sequence[TickRow], load: Load) -> None:
         """Sends one tick; see ``blocked`` for when to hold back the next."""
         self.send(self.encode(rows, load))
+
+    def send_notice(self, notice: UtilityAnswer | Wave) -> None:
+        """Sends a message without rows."""
+        self.send(self._protocol.encode_notice(notice, self.index))
 
     def send(self, frames: list[bytes]) -> None:
         """Sends one output message as it is, after those that still wait for room. Without a gateway it is lost."""
@@ -198,7 +202,7 @@ class EngineServer:
         self._watch(self._handshake, zmq.EVENT_DISCONNECTED)
         self._poller.register(self._handshake, zmq.POLLIN)
         self._handshake.connect(self._address)
-        self._handshake.send(self._status("HELLO"))
+        self._handshake.send(self._protocol.encode_status("HELLO", local=self._local))
         self._last_dial = time.monotonic()
 
     def _read_handshake(self, socket: zmq.Socket[bytes], events: list[Event]) -> None:
@@ -242,12 +246,6 @@ class EngineServer:
         self._addresses = None
         self.state = "dialing"
         self._dial_at = self._last_dial + _REDIAL_SECONDS
-
-    def _status(self, status: str) -> bytes:
-        message: bytes = msgpack.packb(
-            {"status": status, "local": self._local, "headless": True, "parallel_config_hash": None}
-        )
-        return message
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

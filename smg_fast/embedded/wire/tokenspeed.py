@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgpack
 import msgspec
 
-from smg_fast.embedded.wire.messages import Abort, Add, EngineRequest, Malformed, Sampling
+from smg_fast.embedded.wire.messages import Abort, Add, Constraint, ConstraintKind, EngineRequest, Malformed, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smg_fast.embedded.wire.messages import EngineInfo, Load, TickRow
+    from smg_fast.embedded.wire.messages import EngineInfo, Load, TickRow, UtilityAnswer, Wave
 
 Revision = Literal["untagged8", "tagged9", "tagged10", "tagged14", "future"]
 REVISIONS: tuple[Revision, ...] = get_args(Revision)
@@ -101,6 +101,10 @@ class TokenSpeed(msgspec.Struct, frozen=True):
 
     revision: Revision = "tagged14"
 
+    def encode_status(self, status: str, *, local: bool) -> bytes:
+        """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
+        return _pack({"status": status, "local": local, "headless": True, "parallel_config_hash": None})
+
     def decode_request(self, frames: Sequence[bytes]) -> Add | Abort | Malformed:
         """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
         if len(frames) < 2:
@@ -159,6 +163,10 @@ class TokenSpeed(msgspec.Struct, frozen=True):
         trailer = [engine_index, load.running, load.waiting, load.kv_active_pages, load.kv_total_pages, _FUTURE]
         return [_pack([OUTPUT_TAG, *columns, *trailer][: _ELEMENTS[self.revision]])]
 
+    def encode_notice(self, notice: UtilityAnswer | Wave, engine_index: int) -> list[bytes]:
+        """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
+        raise TypeError("TokenSpeed's wire has neither utility calls nor waves")
+
 
 def _finished_reason(row: TickRow) -> str:
     # The column has no word for a cause. A gateway takes what it does not know for an error, so there is room for it.
@@ -177,10 +185,13 @@ def _request(message: Any) -> EngineRequest:
         return EngineRequest(
             rid=tagged.rid,
             prompt_ids=tagged.input_ids,
-            sampling=msgspec.convert(tagged.sampling, Sampling, from_attributes=True),
+            sampling=msgspec.structs.replace(
+                msgspec.convert(tagged.sampling, Sampling, from_attributes=True),
+                constraints=_constraints(tagged.sampling),
+            ),
             logprobs=tagged.return_logprob,
             top_logprobs=max(tagged.top_logprobs_num, len(tagged.token_ids_logprob or ())),
-            prompt_logprobs=tagged.return_logprob and tagged.logprob_start_len >= 0,
+            prompt_logprobs=0 if tagged.return_logprob and tagged.logprob_start_len >= 0 else None,
             stream=tagged.stream,
         )
     bare = msgspec.convert(message, _TupleRequest)
@@ -191,3 +202,13 @@ def _request(message: Any) -> EngineRequest:
         logprobs=bare.return_logprob,
         stream=bare.stream,
     )
+
+
+def _constraints(sampling: _Sampling) -> tuple[Constraint, ...]:
+    given: tuple[tuple[ConstraintKind, str | None], ...] = (
+        ("json", sampling.json_schema),
+        ("regex", sampling.regex),
+        ("grammar", sampling.ebnf),
+        ("structural_tag", sampling.structural_tag),
+    )
+    return tuple(Constraint(kind=kind, value=value) for kind, value in given if value is not None)

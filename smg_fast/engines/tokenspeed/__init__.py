@@ -7,13 +7,16 @@ from typing import ClassVar
 
 import msgspec
 
-from ..._codec import Protocol, encode_abort
+from ..._codec import Protocol, ReadyResponse, encode_abort
 from ..capabilities import Capabilities
+from ..family import UnsupportedEngineError
 from ..request import GenerationRequest
 from .capabilities import CAPABILITIES
 from .request import RequestForm, encode_request
 
 __all__ = ["CAPABILITIES", "RequestForm", "TokenSpeed"]
+
+_PROTOCOL = Protocol.tokenspeed()
 
 
 class TokenSpeed(msgspec.Struct, frozen=True):
@@ -22,7 +25,6 @@ class TokenSpeed(msgspec.Struct, frozen=True):
     form: RequestForm = "tagged"
 
     name: ClassVar[str] = "tokenspeed"
-    protocol: ClassVar[Protocol] = Protocol.tokenspeed()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -31,8 +33,18 @@ class TokenSpeed(msgspec.Struct, frozen=True):
             return CAPABILITIES
         return msgspec.structs.replace(CAPABILITIES, constraints=frozenset())
 
-    def encode_request(self, request: GenerationRequest) -> list[bytes]:
-        """See ``EngineFamily``; ``ValueError`` for a ``top_k`` the engine refuses."""
+    def protocol(self, ready: ReadyResponse) -> Protocol:
+        """Every revision tells itself apart. A vLLM engine, which would not know what to make of it, is refused."""
+        version = ready.vllm_version or ""  # TokenSpeed fills it with "tokenspeed-0.1.1"
+        if version[:1].isdigit():
+            raise UnsupportedEngineError(f"is vLLM {version}, not TokenSpeed: say --runtime vllm")
+        return _PROTOCOL
+
+    def start_wave(self, ready: ReadyResponse) -> None:
+        """See ``EngineFamily``; its engines wake each other."""
+
+    def encode_request(self, request: GenerationRequest, protocol: Protocol, *, wave: int = 0) -> list[bytes]:
+        """See ``EngineFamily``."""
         return encode_request(request, self.form)
 
     def encode_abort(self, rids: Sequence[str]) -> list[bytes]:

@@ -1,14 +1,20 @@
 //! Request id -> generation. An engine's messages go in, bytes to write come out.
 #![deny(unsafe_code)]
 
-use std::fmt;
-use std::sync::Arc;
+mod opening;
+mod released;
+mod slab;
+
+use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::generation::{EngineFinish, Generation, TextOptions, Tokenizer};
-use crate::protocol::{FinishReason, Load, Message, Protocol, Row, StopReason, Tick};
-use crate::render::{Format, Usage};
+use crate::generation::{Finish, Generation, StopReason};
+use crate::protocol::{self, FinishReason, Load, Message, Protocol, Row, Tick, Wave};
+use crate::render::Usage;
+pub use opening::{OpenError, Opening, Target};
+use released::Released;
+use slab::Slab;
 
 /// Where a dispatcher puts what its caller has to do. `S` is the caller's handle of a response.
 pub trait Outbox<S> {
@@ -22,8 +28,10 @@ pub trait Outbox<S> {
     fn finished(&mut self, rid: &[u8]);
     /// An engine's load.
     fn load(&mut self, load: Load);
+    /// An engine's news of the waves of its data-parallel group.
+    fn wave(&mut self, wave: Wave);
     /// A message could not be read; no row of it was applied.
-    fn refused(&mut self, error: crate::protocol::Error);
+    fn refused(&mut self, error: protocol::Error);
     /// An engine is gone.
     fn engine_dead(&mut self);
 }
@@ -39,54 +47,6 @@ pub enum Ending {
     /// It failed; why.
     Failed(String),
 }
-
-/// What a response becomes.
-pub enum Target {
-    /// Events, as they come.
-    Events(Format),
-    /// One body, at the end.
-    Body(Format),
-    /// The generations themselves, at the end.
-    Outputs,
-}
-
-/// A response to be opened.
-pub struct Opening<S> {
-    /// The caller's handle.
-    pub sink: S,
-    /// What it becomes.
-    pub target: Target,
-    /// The model's tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
-    /// What the request asks of the text.
-    pub options: Arc<TextOptions>,
-    /// Request ids, in the order of the choices.
-    pub rids: Vec<Box<[u8]>>,
-    /// Tokens of all prompts.
-    pub prompt_tokens: u64,
-    /// Choices per prompt.
-    pub n: usize,
-}
-
-/// Why a response cannot be opened.
-#[derive(Debug, PartialEq, Eq)]
-pub enum OpenError {
-    /// There is no request id.
-    NoRid,
-    /// A request id is in flight already, or comes twice.
-    Duplicate(String),
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRid => f.write_str("a response needs at least one request id"),
-            Self::Duplicate(rid) => write!(f, "request id {rid:?} is in flight already"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
 
 /// One generation of a response.
 pub struct Choice {
@@ -160,11 +120,14 @@ impl<S> Dispatcher<S> {
     /// Begin a response; its key.
     ///
     /// # Errors
-    /// No request id, or one that is in flight already. Nothing is opened then.
+    /// See [`OpenError`]. Nothing is opened then.
     pub fn open(&mut self, opening: Opening<S>) -> Result<u64, OpenError> {
-        let Opening { sink, target, tokenizer, options, rids, prompt_tokens, n } = opening;
+        let Opening { sink, target, tokenizer, options, rids, prompts } = opening;
         if rids.is_empty() {
             return Err(OpenError::NoRid);
+        }
+        if !rids.len().is_multiple_of(prompts.len()) {
+            return Err(OpenError::Uneven { rids: rids.len(), prompts: prompts.len() });
         }
         let mut seen = FxHashSet::default();
         if let Some(rid) = rids.iter().find(|rid| self.places.contains_key(*rid) || !seen.insert(*rid)) {
@@ -175,9 +138,11 @@ impl<S> Dispatcher<S> {
         let key = (self.opened << 32) | slot as u64;
         self.opened += 1;
         let is_streamed = matches!(target, Target::Events(_));
+        let n = rids.len() / prompts.len();
         let mut choices = Vec::with_capacity(rids.len());
         for (index, rid) in rids.into_iter().enumerate() {
-            let generation = Generation::new(tokenizer.clone(), options.clone(), is_streamed);
+            let prompt = prompts[index / n].clone();
+            let generation = Generation::new(tokenizer.clone(), options.clone(), prompt, is_streamed);
             let choice = self.choices.insert(Choice {
                 rid: rid.clone(),
                 in_flight: true,
@@ -191,7 +156,7 @@ impl<S> Dispatcher<S> {
             choices.push(choice);
         }
         let in_flight = choices.len();
-        let n = n.max(1);
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         self.responses.insert(Response {
             key,
             sink,
@@ -224,19 +189,7 @@ impl<S> Dispatcher<S> {
             match protocol.decode(frames, &mut tick) {
                 Ok(Message::Tick) => {
                     let frame = frames.first().copied().unwrap_or_default();
-                    let mut previous = usize::MAX;
-                    for row in &tick.rows {
-                        let rid = &frame[row.id.start as usize..row.id.end as usize];
-                        if let Some(choice) = self.find(rid, previous) {
-                            self.apply(frame, &tick, row, choice, out);
-                            previous = choice;
-                        } else if self.released.is_unheard_of(rid, row.finish.is_some()) {
-                            out.abort(rid);
-                        }
-                    }
-                    if let Some(load) = tick.load {
-                        out.load(load);
-                    }
+                    self.take_tick(protocol, frame, &tick, out);
                 }
                 Ok(Message::EngineDead) => out.engine_dead(),
                 Err(error) => {
@@ -255,6 +208,37 @@ impl<S> Dispatcher<S> {
         consumed
     }
 
+    fn take_tick(&mut self, protocol: Protocol, frame: &[u8], tick: &Tick, out: &mut impl Outbox<S>) {
+        let mut previous = usize::MAX;
+        for (index, row) in tick.rows.iter().enumerate() {
+            let rid = slice(frame, &row.id);
+            if let Some(choice) = self.find(rid, previous) {
+                for part in tick.prompt_logprobs.iter().filter(|part| part.row as usize == index) {
+                    if let Some(choice) = self.choices.get_mut(choice) {
+                        choice.generation.extend_prompt(part);
+                    }
+                }
+                self.apply(protocol, frame, tick, row, choice, out);
+                previous = choice;
+            } else if self.released.is_unheard_of(rid, row.finish.is_some()) {
+                out.abort(rid);
+            }
+        }
+        for rid in tick.finished.iter().map(|range| slice(frame, range)) {
+            // Its rows would have said so.
+            match self.places.get(rid) {
+                Some(&choice) => self.fail_from(choice, "the engine ended the request and did not say how", true, out),
+                None => self.released.forget(rid),
+            }
+        }
+        if let Some(load) = tick.load {
+            out.load(load);
+        }
+        if let Some(wave) = tick.wave() {
+            out.wave(wave);
+        }
+    }
+
     /// The choice of a request in flight. Engines keep the order of their rows, so the row before tells this one, mostly.
     fn find(&mut self, rid: &[u8], previous: usize) -> Option<usize> {
         let guess = self.choices.get(previous).map(|choice| choice.successor);
@@ -270,24 +254,35 @@ impl<S> Dispatcher<S> {
         Some(choice)
     }
 
-    fn apply(&mut self, frame: &[u8], tick: &Tick, row: &Row, slot: usize, out: &mut impl Outbox<S>) {
+    fn apply(
+        &mut self,
+        protocol: Protocol,
+        frame: &[u8],
+        tick: &Tick,
+        row: &Row,
+        slot: usize,
+        out: &mut impl Outbox<S>,
+    ) {
         let Some(choice) = self.choices.get_mut(slot) else { return };
         choice.cached_tokens = choice.cached_tokens.max(row.cached_tokens);
-        let ids = &tick.token_ids[row.tokens.start as usize..row.tokens.end as usize];
-        let logprobs = &tick.logprobs[row.logprobs.start as usize..row.logprobs.end as usize];
         let finish = match row.finish {
             None => None,
-            Some(FinishReason::Stop) => Some(EngineFinish::Stop),
-            Some(FinishReason::Length) => Some(EngineFinish::Length),
-            Some(FinishReason::Abort) => Some(EngineFinish::Abort),
-            Some(FinishReason::Repetition) => Some(EngineFinish::Repetition),
+            Some(FinishReason::Stop) => Some(Finish::Stop),
+            Some(FinishReason::Length) => Some(Finish::Length),
+            Some(FinishReason::Abort) => Some(Finish::Abort),
+            Some(FinishReason::Repetition) => Some(Finish::Repetition),
             Some(FinishReason::Error) => return self.fail_from(slot, &failure(frame, tick, row), true, out),
         };
-        if choice.generation.extend(ids, logprobs, finish).is_err() {
-            let why = "the engine sent no logprobs, which were asked for";
-            return self.fail_from(slot, why, finish.is_some(), out);
+        if choice.generation.wants_candidates() {
+            choice.generation.extend_candidates(tick.tops(row));
         }
-        if finish == Some(EngineFinish::Abort) && choice.generation.tokens().ids.is_empty() {
+        let ids = slice(&tick.token_ids, &row.tokens);
+        let logprobs = slice(&tick.logprobs, &row.logprobs);
+        let end = finish.map(|finish| (finish, stop_reason(frame, tick, row)));
+        if let Err(missing) = choice.generation.extend(ids, logprobs, end) {
+            return self.fail_from(slot, &missing.to_string(), finish.is_some(), out);
+        }
+        if finish == Some(Finish::Abort) && protocol.refuses_by_abort() && choice.generation.completion_tokens() == 0 {
             return self.fail_from(slot, "the engine aborted the request", true, out);
         }
         let Some(response) = self.responses.get_mut(choice.response) else { return };
@@ -420,13 +415,26 @@ impl<S> Dispatcher<S> {
     }
 }
 
+/// A part of one of a message's columns or of its first frame; the protocol has checked that it is there.
+fn slice<'a, T>(column: &'a [T], range: &Range<u32>) -> &'a [T] {
+    &column[range.start as usize..range.end as usize]
+}
+
+/// Why an engine ended a generation, where it says so.
+fn stop_reason<'a>(frame: &'a [u8], tick: &Tick, row: &Row) -> Option<StopReason<'a>> {
+    Some(match tick.stop_reason(row)? {
+        protocol::StopReason::Token(id) => StopReason::Token(*id),
+        protocol::StopReason::Text(text) => {
+            StopReason::Text(std::str::from_utf8(slice(frame, text)).unwrap_or_default())
+        }
+    })
+}
+
 /// That an engine failed a request, and why, where it says so.
 fn failure(frame: &[u8], tick: &Tick, row: &Row) -> String {
     let failed = "the engine failed the request";
-    match tick.stop_reason(row) {
-        Some(StopReason::Text(why)) => {
-            format!("{failed}: {}", String::from_utf8_lossy(&frame[why.start as usize..why.end as usize]))
-        }
+    match stop_reason(frame, tick, row) {
+        Some(StopReason::Text(why)) => format!("{failed}: {why}"),
         _ => failed.to_owned(),
     }
 }
@@ -438,88 +446,12 @@ fn slot_of(key: u64) -> usize {
 
 impl<S> Response<S> {
     fn usage(&self, choices: &[Choice]) -> Usage {
-        let completion = |choice: &Choice| choice.generation.tokens().ids.len() as u64;
+        let completion = |choice: &Choice| choice.generation.completion_tokens() as u64;
         Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: choices.iter().map(completion).sum(),
             // The choices of one prompt report the same prompt.
-            cached_tokens: choices.iter().step_by(self.n).map(|choice| u64::from(choice.cached_tokens)).sum(),
+            cached_tokens: Some(choices.iter().step_by(self.n).map(|choice| u64::from(choice.cached_tokens)).sum()),
         }
-    }
-}
-
-/// Values in slots that are used again: an index finds one without hashing, and memory follows the most at once.
-struct Slab<T> {
-    slots: Vec<Option<T>>,
-    free: Vec<usize>,
-}
-
-impl<T> Default for Slab<T> {
-    fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
-    }
-}
-
-impl<T> Slab<T> {
-    /// The slot that the next insertion takes.
-    fn vacant(&self) -> usize {
-        self.free.last().copied().unwrap_or(self.slots.len())
-    }
-
-    fn insert(&mut self, value: T) -> usize {
-        let slot = self.vacant();
-        if self.free.pop().is_some() {
-            self.slots[slot] = Some(value);
-        } else {
-            self.slots.push(Some(value));
-        }
-        slot
-    }
-
-    fn get(&self, slot: usize) -> Option<&T> {
-        self.slots.get(slot)?.as_ref()
-    }
-
-    fn get_mut(&mut self, slot: usize) -> Option<&mut T> {
-        self.slots.get_mut(slot)?.as_mut()
-    }
-
-    fn remove(&mut self, slot: usize) -> Option<T> {
-        let value = self.slots.get_mut(slot)?.take()?;
-        self.free.push(slot);
-        Some(value)
-    }
-}
-
-/// Request ids that engines were told to stop: rows of theirs may still arrive and are no news. The oldest are forgotten.
-#[derive(Default)]
-struct Released {
-    recent: FxHashSet<Box<[u8]>>,
-    older: FxHashSet<Box<[u8]>>,
-}
-
-impl Released {
-    /// Half of what is remembered at most.
-    const GENERATION: usize = 8192;
-
-    fn remember(&mut self, rid: &[u8]) {
-        if self.recent.len() >= Self::GENERATION {
-            self.older = std::mem::take(&mut self.recent);
-        }
-        self.recent.insert(rid.into());
-    }
-
-    /// A row came for a request that is not in flight. Whether its engine must be told to stop; says so once.
-    fn is_unheard_of(&mut self, rid: &[u8], engine_is_done: bool) -> bool {
-        if engine_is_done {
-            self.recent.remove(rid);
-            self.older.remove(rid);
-            return false;
-        }
-        if self.recent.contains(rid) || self.older.contains(rid) {
-            return false;
-        }
-        self.remember(rid);
-        true
     }
 }

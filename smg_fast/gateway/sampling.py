@@ -1,0 +1,151 @@
+"""What engines are told of a checked request: its values, the model's defaults, and what follows from the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from .._codec import Tokenizer
+from ..engines import Constraint, SamplingParams
+from .errors import invalid
+from .limits import COMPLETION_TOKENS, INT64, MAX_BAD_WORDS, MAX_BIAS, Limits, Terms
+from .requests import ChatCompletionRequest, CompletionRequest
+from .validation import (
+    AnyRequest,
+    max_tokens_of,
+    shows_prompt_only,
+    stop_strings,
+    token_ids,
+    wants_logprobs,
+)
+
+#: Parameters that go to the engine as they are, where they are given.
+_PASSED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_params(
+    request: AnyRequest,
+    prompt_tokens: Sequence[int],
+    terms: Terms,
+    tokenizer: Tokenizer,
+    constraint: Constraint | None = None,
+) -> list[SamplingParams]:
+    """What the engine is told for each prompt, given the tokens in it.
+
+    Raises
+    ------
+    ApiError
+        400, for bad words that are none to the tokenizer, and for ``min_tokens`` that the context has no room for.
+    """
+    given = terms.defaults.sampling()
+    given |= {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
+    if "top_k" in given:
+        # More than there are is all of them.
+        given["top_k"] = min(given["top_k"], terms.limits.vocab_size)
+    given["seed"] = None if request.seed == -1 else request.seed
+    given["stop_token_ids"] = _stop_token_ids(request, terms.limits, tokenizer)
+    given["logprobs"] = sampled_logprobs(request, terms)
+    given["prompt_logprobs"] = prompt_logprobs(request, terms)
+    given["logit_bias"] = _logit_bias(request.logit_bias or {})
+    if request.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(dict.fromkeys(request.allowed_token_ids))
+    given["bad_words"] = _bad_words(request.bad_words or (), terms.limits, tokenizer)
+    given["constraint"] = constraint
+    return [SamplingParams(max_tokens=_max_tokens(request, tokens, terms), **given) for tokens in prompt_tokens]
+
+
+def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The same for one choice of several: each has a seed of its own, derived from the given one."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    low, values = int(INT64.low), 2**64
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + index - low) % values + low)
+
+
+def sampled_logprobs(request: AnyRequest, terms: Terms) -> int | None:
+    """Alternatives to get with each token of the answer; ``None``: no logprobs at all."""
+    if not wants_logprobs(request):
+        return None
+    top = request.top_logprobs if isinstance(request, ChatCompletionRequest) else request.logprobs
+    return min(top or 0, terms.capabilities.max_top_logprobs)
+
+
+def prompt_logprobs(request: AnyRequest, terms: Terms) -> int | None:
+    """Alternatives to get with each token of the prompt. As in vLLM, an echo comes with as many as the answer has."""
+    if request.prompt_logprobs is not None and not request.stream:
+        return request.prompt_logprobs
+    if not request.echo or "prompt_logprobs" not in terms.capabilities.parameters:
+        return None
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    # A chat's are an object beside the choices, for which a stream has no place.
+    return None if request.stream else request.top_logprobs or 0
+
+
+def _stop_token_ids(request: AnyRequest, limits: Limits, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Those given, and those that are a stop string each: the engine ends at them by itself, a step earlier.
+
+    Not with ``min_tokens``: until then an engine samples none of them, where a stop string may well occur.
+    """
+    ids = list(request.stop_token_ids or ())
+    if not request.min_tokens:
+        tokens = map(tokenizer.stop_token, stop_strings(request))
+        ids += [token for token in tokens if token is not None and token < limits.vocab_size]
+    return tuple(dict.fromkeys(ids))
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    return {int(token): min(MAX_BIAS, max(-MAX_BIAS, value)) for token, value in bias.items()}
+
+
+def _bad_words(words: Sequence[str], limits: Limits, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word at the beginning of a text, and of the same inside it, after a space.
+
+    Facts from vLLM 0.32 (``SamplingParams.update_from_tokenizer``): the second form counts if it has as many tokens
+    and begins with another one.
+    """
+    sequences: list[tuple[int, ...]] = []
+    for word in dict.fromkeys(words):
+        first, inside = (tuple(tokenizer.encode(f"{space}{word.lstrip()}")) for space in ("", " "))
+        if not first:
+            raise invalid("bad_words", f"bad_words: {word!r} has no tokens")
+        sequences.append(first)
+        if inside and inside[0] != first[0] and len(inside) == len(first):
+            sequences.append(inside)
+    if len(sequences) > MAX_BAD_WORDS:
+        raise invalid(
+            "bad_words", f"bad_words can become at most {MAX_BAD_WORDS} sequences of tokens, got {len(sequences)}"
+        )
+    token_ids("bad_words", [token for sequence in sequences for token in sequence], limits)
+    return tuple(sequences)
+
+
+def _max_tokens(request: AnyRequest, prompt_tokens: int, terms: Terms) -> int:
+    tokens = 1 if shows_prompt_only(request) else _tokens_in_context(request, prompt_tokens, terms)
+    if request.min_tokens is not None and request.min_tokens > tokens:
+        raise invalid("min_tokens", f"min_tokens must be at most max_tokens, {tokens}, got {request.min_tokens}")
+    return tokens
+
+
+def _tokens_in_context(request: AnyRequest, prompt_tokens: int, terms: Terms) -> int:
+    name, asked = max_tokens_of(request)
+    context = terms.limits.max_model_len
+    if asked is None:
+        asked = COMPLETION_TOKENS if isinstance(request, CompletionRequest) else terms.defaults.max_tokens
+    if context is None:
+        if asked is None:
+            raise invalid(name, f"{name} is required: the length of the model's context is not known")
+        return asked
+    room = context - prompt_tokens
+    return room if asked is None else min(asked, room)
