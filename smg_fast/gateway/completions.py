@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -16,17 +18,22 @@ from .body import read_request
 from .constraints import constraint_of
 from .errors import invalid
 from .grammars import check_compiles
-from .requests import ChatCompletionRequest, CompletionRequest
+from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from .sampling import for_choice, prompt_logprobs, sampled_logprobs, sampling_params
 from .serving import GATEWAY, Target
 from .streaming import BodySink, EventStream
 from .validation import AnyRequest, check, check_prompt, given_prompts, shows_prompt_only, stop_strings
+
+GenerateRequestT = TypeVar("GenerateRequestT", bound=GenerateRequest)
 
 _CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 _ID_PREFIX = {ChatCompletionRequest: "chatcmpl", CompletionRequest: "cmpl"}
 _FORMAT = {ChatCompletionRequest: ResponseFormat.chat, CompletionRequest: ResponseFormat.completion}
+
+_RANK_HEADER = "X-data-parallel-rank"
+_RANK = re.compile(r"[0-9]{1,9}")
 
 #: Whose the answers are.
 _ASSISTANT = "assistant"
@@ -42,7 +49,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``"""
     with http.app[GATEWAY].in_flight:
-        request = await read_request(http, _CHAT)
+        request = await _read(http, _CHAT)
         target = http.app[GATEWAY].target(request.model)
         constraint = await _check(request, target)
         template = target.model.encoder.template
@@ -64,7 +71,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 async def completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``"""
     with http.app[GATEWAY].in_flight:
-        request = await read_request(http, _COMPLETION)
+        request = await _read(http, _COMPLETION)
         target = http.app[GATEWAY].target(request.model)
         constraint = await _check(request, target)
         limits = target.terms.limits
@@ -82,6 +89,17 @@ async def completions(http: web.Request) -> web.StreamResponse:
             prompts.append(_Prompt(ids, text if request.echo else None))
             await asyncio.sleep(0)  # others have their turn between two prompts
         return await _answer(http, target, request, prompts, constraint)
+
+
+async def _read(http: web.Request, decoder: msgspec.json.Decoder[GenerateRequestT]) -> GenerateRequestT:
+    """The request in the body. vLLM's clients name the rank in a header; what the body says goes first."""
+    request = await read_request(http, decoder)
+    rank = http.headers.get(_RANK_HEADER)
+    if rank is None or request.data_parallel_rank is not None:
+        return request
+    if not _RANK.fullmatch(rank):
+        raise invalid(_RANK_HEADER, f"{_RANK_HEADER} must be the number of an engine, got {rank!r}")
+    return msgspec.structs.replace(request, data_parallel_rank=int(rank))
 
 
 def _echo(request: ChatCompletionRequest) -> str | None:

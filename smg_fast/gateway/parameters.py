@@ -84,7 +84,9 @@ MEANINGS: dict[str, str] = {
     "documents": "If the chat template takes them",
     "chat_template_kwargs": "Variables of the chat template",
     "priority": "64 bits. Lower goes first, if the engine schedules by priority",
-    "data_parallel_rank": "The engine that takes the request: from 0, below the number of engines",
+    "data_parallel_rank": (
+        "The engine that takes the request: from 0, below their number; also as header `X-data-parallel-rank`"
+    ),
     "cache_salt": (
         f"1 to {MAX_CACHE_SALT_LENGTH} characters without `@`, `/`, `\\` and NUL: only prompts of the same salt share "
         "the cache"

@@ -102,6 +102,23 @@ async def test_bad_values_name_their_parameter(url: str, path: str, parameters: 
     assert await error(url, "POST", path, body) == (400, param, "invalid_value")
 
 
+async def test_the_rank_may_be_a_header(url: str) -> None:
+    """As vLLM's clients send it; this worker has one engine."""
+
+    async def status(rank: str, **parameters: Any) -> tuple[int, str | None]:
+        async with (
+            aiohttp.ClientSession(headers={"X-data-parallel-rank": rank}) as session,
+            session.post(url + COMPLETIONS, json={"prompt": "hi", "max_tokens": 1, **parameters}) as response,
+        ):
+            return response.status, (await response.json()).get("error", {}).get("param")
+
+    assert await status("0") == (200, None)
+    assert await status("1") == (400, "data_parallel_rank")
+    assert await status("1", data_parallel_rank=0) == (200, None)
+    for nonsense in ("", "-1", "one", "9" * 5000):
+        assert await status(nonsense) == (400, "X-data-parallel-rank")
+
+
 async def test_a_prompt_is_required(url: str) -> None:
     assert await error(url, "POST", COMPLETIONS, b"{}") == (400, "prompt", "invalid_value")
 
