@@ -8,6 +8,7 @@ import re
 import time
 from array import array
 from dataclasses import dataclass, field
+from typing import cast
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -58,8 +59,8 @@ class _Connection(asyncio.Protocol):
         self._end = end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.WriteTransport", transport)
         self._ask()
 
     def _ask(self) -> None:

@@ -12,6 +12,9 @@ from ..engines import Capabilities
 MAX_N = 128
 #: Choices of all prompts of one request together.
 MAX_GENERATIONS = 1024
+#: Logprobs of the prompts of one request, those of every choice counted: they are one object of a body, and nothing
+#: else happens while it is written, which takes 1.5 us for each.
+MAX_PROMPT_LOGPROBS = 1 << 18
 MAX_STOP_STRINGS = 4
 #: Characters of one stop string: all of them are looked for in every piece of text.
 MAX_STOP_LENGTH = 1024

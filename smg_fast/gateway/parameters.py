@@ -21,6 +21,7 @@ from .limits import (
     MAX_BIASED_TOKENS,
     MAX_CACHE_SALT_LENGTH,
     MAX_N,
+    MAX_PROMPT_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -72,7 +73,10 @@ MEANINGS: dict[str, str] = {
     "skip_special_tokens": "Special tokens are left out of the text, unless false",
     "logprobs": "Chats: true, with `top_logprobs`. Completions: the number of alternatives to each token",
     "top_logprobs": "The number of alternatives to each token",
-    "prompt_logprobs": "The number of alternatives to each token of the prompt; in streams 0 only, and none are shown",
+    "prompt_logprobs": (
+        f"The number of alternatives to each token of the prompt; at most {MAX_PROMPT_LOGPROBS:,} logprobs in all; in "
+        "streams 0 only, and none are shown"
+    ),
     "echo": (
         "The prompt's text before the answer; completions with `logprobs`: those of its tokens too, if the engine "
         "honours `prompt_logprobs`. Chats: the last message's text, if it is the assistant's, or "

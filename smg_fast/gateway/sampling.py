@@ -9,7 +9,7 @@ import msgspec
 from .._codec import Tokenizer
 from ..engines import Constraint, SamplingParams
 from .errors import invalid
-from .limits import COMPLETION_TOKENS, INT64, MAX_BAD_WORDS, MAX_BIAS, Limits, Terms
+from .limits import COMPLETION_TOKENS, INT64, MAX_BAD_WORDS, MAX_BIAS, MAX_PROMPT_LOGPROBS, Limits, Terms
 from .requests import ChatCompletionRequest, CompletionRequest
 from .validation import (
     AnyRequest,
@@ -46,7 +46,8 @@ def sampling_params(
     Raises
     ------
     ApiError
-        400, for bad words that are none to the tokenizer, and for ``min_tokens`` that the context has no room for.
+        400, for bad words that are none to the tokenizer, ``min_tokens`` that the context has no room for, and more
+        logprobs of prompts than there may be.
     """
     given = terms.defaults.sampling()
     given |= {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
@@ -54,7 +55,7 @@ def sampling_params(
         # More than there are is all of them.
         given["top_k"] = min(given["top_k"], terms.limits.vocab_size)
     given["seed"] = None if request.seed == -1 else request.seed
-    given["stop_token_ids"] = _stop_token_ids(request, terms.limits, tokenizer)
+    given["stop_token_ids"] = _stop_token_ids(request, terms.limits, tokenizer, has_constraint=constraint is not None)
     given["logprobs"] = sampled_logprobs(request, terms)
     given["prompt_logprobs"] = prompt_logprobs(request, terms)
     given["logit_bias"] = _logit_bias(request.logit_bias or {})
@@ -62,6 +63,7 @@ def sampling_params(
         given["allowed_token_ids"] = tuple(dict.fromkeys(request.allowed_token_ids))
     given["bad_words"] = _bad_words(request.bad_words or (), terms.limits, tokenizer)
     given["constraint"] = constraint
+    _check_prompt_logprobs(request, prompt_tokens, given["prompt_logprobs"])
     return [SamplingParams(max_tokens=_max_tokens(request, tokens, terms), **given) for tokens in prompt_tokens]
 
 
@@ -93,13 +95,30 @@ def prompt_logprobs(request: AnyRequest, terms: Terms) -> int | None:
     return None if request.stream else request.top_logprobs or 0
 
 
-def _stop_token_ids(request: AnyRequest, limits: Limits, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _check_prompt_logprobs(request: AnyRequest, prompt_tokens: Sequence[int], alternatives: int | None) -> None:
+    if alternatives is None:
+        return
+    tokens, n = sum(prompt_tokens), request.n or 1
+    count = tokens * (1 + alternatives) * n
+    if count > MAX_PROMPT_LOGPROBS:
+        name = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise invalid(
+            name,
+            f"{name}: {tokens} tokens of prompts, with {alternatives} alternatives each, for {n} choices make {count} "
+            f"logprobs; the limit is {MAX_PROMPT_LOGPROBS}",
+        )
+
+
+def _stop_token_ids(
+    request: AnyRequest, limits: Limits, tokenizer: Tokenizer, *, has_constraint: bool
+) -> tuple[int, ...]:
     """Those given, and those that are a stop string each: the engine ends at them by itself, a step earlier.
 
-    Not with ``min_tokens``: until then an engine samples none of them, where a stop string may well occur.
+    Not with ``min_tokens``: until then an engine samples none of them, where a stop string may well occur. Nor with a
+    constraint: xgrammar takes a stop token for the end of its text, never for a part of it.
     """
     ids = list(request.stop_token_ids or ())
-    if not request.min_tokens:
+    if not request.min_tokens and not has_constraint:
         tokens = map(tokenizer.stop_token, stop_strings(request))
         ids += [token for token in tokens if token is not None and token < limits.vocab_size]
     return tuple(dict.fromkeys(ids))

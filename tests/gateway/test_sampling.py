@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from smg_fast.engines import SamplingParams
-from smg_fast.gateway.limits import Limits, SamplingDefaults
+from smg_fast.gateway.errors import ApiError
+from smg_fast.gateway.limits import MAX_PROMPT_LOGPROBS, Limits, SamplingDefaults
 from smg_fast.gateway.sampling import for_choice, sampling_params
 
 from .requests import TOKENIZER, TOKENSPEED, VOCABULARY, chat, completion, sampling, terms
@@ -135,6 +136,11 @@ class TestStopTokens:
     def test_but_not_where_the_engine_would_not_sample_it(self) -> None:
         assert sampling(chat(stop=self.TOKEN, min_tokens=1)).stop_token_ids == ()
 
+    def test_nor_where_a_constraint_may_need_it_as_text(self) -> None:
+        """xgrammar takes stop tokens for the end of the text: a JSON object with the stop "}" could not be closed."""
+        constrained = chat(stop=self.TOKEN, stop_token_ids=[7], response_format={"type": "json_object"})
+        assert sampling(constrained).stop_token_ids == (7,)
+
     def test_one_of_several_tokens_is_not(self) -> None:
         assert len(TOKENIZER.encode("zq zq")) > 1
         assert sampling(chat(stop="zq zq")).stop_token_ids == ()
@@ -176,3 +182,32 @@ class TestLogprobsOfThePrompt:
 
 def test_top_k_beyond_the_vocabulary_is_all_of_it() -> None:
     assert sampling(chat(top_k=10**12)).top_k == VOCABULARY
+
+
+class TestPromptLogprobs:
+    """One body holds them all, and nothing else happens while it is written."""
+
+    LONG = terms(limits=Limits(vocab_size=VOCABULARY, max_model_len=None))
+
+    @pytest.mark.parametrize(
+        ("body", "each", "param"),
+        [
+            ({"prompt_logprobs": 0}, 1, "prompt_logprobs"),
+            ({"prompt_logprobs": 15, "n": 4, "temperature": 1}, 64, "prompt_logprobs"),
+            ({"echo": True, "logprobs": 3}, 4, "echo"),
+            ({"echo": True, "logprobs": 3, "stream": True}, 4, "echo"),
+        ],
+    )
+    def test_so_many_and_no_more(self, body: dict[str, Any], each: int, param: str) -> None:
+        request = completion(**body, max_tokens=1)
+        most = MAX_PROMPT_LOGPROBS // each
+        assert sampling(request, self.LONG, prompt_tokens=most).prompt_logprobs is not None
+        with pytest.raises(ApiError, match=f"the limit is {MAX_PROMPT_LOGPROBS}") as caught:
+            sampling(request, self.LONG, prompt_tokens=most + 1)
+        assert (caught.value.status, caught.value.detail.param) == (400, param)
+
+    def test_prompts_of_one_request_count_together(self) -> None:
+        tokens = [MAX_PROMPT_LOGPROBS // 4 + 1] * 4
+        with pytest.raises(ApiError):
+            sampling_params(completion(prompt_logprobs=0, max_tokens=1), tokens, self.LONG, TOKENIZER)
+        sampling_params(completion(max_tokens=1), tokens, self.LONG, TOKENIZER)
