@@ -51,8 +51,10 @@ format: $(VENV)/.dev-stamp | cargo  ## Format the sources in place
 docs: build  ## Write docs/parameters.md anew, from what the code says of itself
 	$(BIN)/python -m smg_fast.gateway.parameters >docs/parameters.md
 
-bench: build $(VENV)/.dev-stamp  ## Run the benchmarks (less than a minute)
+bench: build $(VENV)/.dev-stamp  ## Run the benchmarks: the codec, then the gateway end to end (some three minutes)
 	$(BIN)/pytest --benchmark-only
+	@mkdir -p build
+	$(BIN)/python -m bench.end_to_end --json build/bench.json
 
 build: $(VENV)/.build-stamp  ## Create .venv and build the native codec into it
 

@@ -73,14 +73,14 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario, measured. Times are in ms but for ``cpu_us``, which is per token."""
+    """One scenario, measured. Times are in ms but for ``cpu_us``, which is per token. A whole body has no gaps."""
 
     cpu_us: float
     tokens_per_second: float
     first_p50: float
     first_p99: float
-    gap_p50: float
-    gap_p99: float
+    gap_p50: float | None
+    gap_p99: float | None
     kib_per_stream: float
     errors: int
 
@@ -167,29 +167,31 @@ def measure(runtime: str, scenario: Scenario, seconds: float) -> Figures:
 
 def _figures(scenario: Scenario, answers: Answers, cpu: float, elapsed: float, memory_kib: int) -> Figures:
     tokens = answers.requests * scenario.tokens
+    first_p50, first_p99 = _percentiles(answers.first)
     return Figures(
         cpu_us=cpu * 1e6 / max(tokens, 1),
         tokens_per_second=tokens / elapsed,
-        first_p50=_percentile(answers.first, 50) * 1e3,
-        first_p99=_percentile(answers.first, 99) * 1e3,
-        gap_p50=_percentile(answers.gaps, 50) * 1e3,
-        gap_p99=_percentile(answers.gaps, 99) * 1e3,
+        first_p50=first_p50,
+        first_p99=first_p99,
+        gap_p50=_percentiles(answers.gaps)[0] if answers.gaps else None,
+        gap_p99=_percentiles(answers.gaps)[1] if answers.gaps else None,
         kib_per_stream=memory_kib / scenario.streams,
         errors=len(answers.errors),
     )
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
-    if len(values) < 2:
-        return values[0] if values else float("nan")
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The median and the 99th percentile of times, in ms."""
+    if len(seconds) < 2:
+        raise SystemExit("the gateway answered next to nothing: its messages are above")
+    percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
+    return percentiles[49] * 1e3, percentiles[98] * 1e3
 
 
 def _median(rounds: Sequence[Figures]) -> Figures:
-    names = Figures.__struct_fields__
-    return msgspec.convert(
-        {name: statistics.median(getattr(figures, name) for figures in rounds) for name in names}, Figures, strict=False
-    )
+    columns = {name: [getattr(figures, name) for figures in rounds] for name in Figures.__struct_fields__}
+    medians = {name: None if None in column else statistics.median(column) for name, column in columns.items()}
+    return msgspec.convert(medians, Figures, strict=False)
 
 
 def rows(figures: dict[str, Figures]) -> list[list[str]]:
@@ -202,7 +204,7 @@ def _cells(figures: Figures) -> Iterator[str]:
     yield f"{figures.cpu_us:.2f}"
     yield f"{figures.tokens_per_second:.0f}"
     for milliseconds in (figures.first_p50, figures.first_p99, figures.gap_p50, figures.gap_p99):
-        yield f"{milliseconds:.1f}"
+        yield "-" if milliseconds is None else f"{milliseconds:.1f}"
     yield f"{figures.kib_per_stream:.1f}"
     yield f"{figures.errors:g}"
 
