@@ -29,6 +29,7 @@ __all__ = [
     "decode_ready_response",
     "encode_abort",
     "encode_init",
+    "encode_start_wave",
     "encode_tokenspeed_request",
     "encode_vllm_request",
 ]
@@ -164,11 +165,12 @@ class ResponseFormat:
         stream: bool,
         include_usage: bool = False,
         continuous_usage: bool = False,
+        role: str = "assistant",
     ) -> ResponseFormat:
         """``chat.completion``, or ``chat.completion.chunk`` events with ``stream``.
 
-        ``continuous_usage``: every event tells the usage of its choice so far. ``prompt_logprobs`` are a field of the
-        body, and of no event.
+        ``continuous_usage``: every event tells the usage of its choice so far. ``role``: whose the answer is.
+        ``prompt_logprobs`` are a field of the body, and of no event.
         """
     @staticmethod
     def completion(
@@ -183,7 +185,11 @@ class ResponseFormat:
         """``text_completion``, whole or as events. Each choice of a body has its ``prompt_logprobs``."""
     @staticmethod
     def outputs() -> ResponseFormat:
-        """No rendering: the response ends with a list of ``Output``, for callers in this process."""
+        """No rendering: the response ends with a list of ``Output``, for callers in this process.
+
+        Their text equals that of all tokens decoded at once, while a client is spared the U+FFFD of a last character
+        that is not all there.
+        """
 
 @final
 class Output:
@@ -393,7 +399,13 @@ def encode_init(inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """The INIT answer to HELLO, with the addresses the engine shall connect to."""
 
 def encode_abort(rids: Sequence[str]) -> list[bytes]:
-    """Frames of an ABORT message, without the identity."""
+    """Frames of an ABORT message, without the identity: ``[type byte, payload]``."""
+
+def encode_start_wave(wave: int) -> list[bytes]:
+    """Frames of vLLM's START_DP_WAVE message, without the identity: ``[type byte, payload]``.
+
+    The engine begins the wave, unless it has passed it. Raises ``OverflowError`` for a wave outside ``[0, 2**64)``.
+    """
 
 def encode_tokenspeed_request(
     rid: str,

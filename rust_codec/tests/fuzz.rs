@@ -114,10 +114,9 @@ impl Corpus {
         }
         for (_, structs, _) in versions() {
             let stop = Some(common::vllm::Stop::Text("stop".into()));
-            let output = Output { finish: Some(0), stop, prefill: Some((9, 3)), ..Output::new("row", &[1, 70_000]) };
-            let utility = Some((1, Some("failed".into())));
+            let output = Output { finish: Some(0), stop, cached: 3, ..Output::new("row", &[1, 70_000]) };
             let finished = vec!["row".into(), "other".into()];
-            let message = Message { utility, finished, wave_complete: Some(1), ..Message::of(vec![output]) };
+            let message = Message { finished, wave_complete: Some(1), ..Message::of(vec![output]) };
             all.extend(message.encode(&structs, PLAIN));
         }
         let small = all.iter().filter(|payload| payload.len() < 1024).cloned().collect();
@@ -228,20 +227,17 @@ fn check(message: &[u8], tick: &Tick) {
         let tokens = &tick.token_ids[span(&row.tokens)];
         let logprobs = &tick.logprobs[span(&row.logprobs)];
         assert!(logprobs.is_empty() || logprobs.len() == tokens.len());
-        assert!(tick.ranks.is_empty() || tick.ranks.len() == tick.logprobs.len());
         let tops = tick.tops(row);
         assert_eq!((tops.ids.len(), tops.logprobs.len()), (tops.width * tokens.len(), tops.width * tokens.len()));
         if let Some(StopReason::Text(text)) = tick.stop_reason(row) {
             assert!(is_text(text));
         }
-    }
-    for prompt in &tick.prompt_logprobs {
-        assert!((prompt.row as usize) < tick.rows.len());
-        assert_eq!(prompt.token_ids.len(), prompt.ranks.len() * prompt.width as usize);
-        assert_eq!(prompt.token_ids.len(), prompt.logprobs.len());
+        if let Some(prompt) = tick.prompt_logprobs(row) {
+            assert_eq!(prompt.token_ids.len(), prompt.ranks.len() * prompt.width as usize);
+            assert_eq!(prompt.token_ids.len(), prompt.logprobs.len());
+        }
     }
     assert!(tick.finished.iter().all(is_text));
-    assert!(tick.utility.iter().filter_map(|utility| utility.failure.as_ref()).all(is_text));
 }
 
 fn setting(name: &str, default: u64) -> u64 {

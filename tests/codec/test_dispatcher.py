@@ -96,6 +96,35 @@ def test_choices_stream_interleaved_and_each_ends_once(client: Client) -> None:
     assert client.raw.count(b"[DONE]") == 1
 
 
+@pytest.mark.parametrize("format", [CHAT, CHAT_BODY, COMPLETION, COMPLETION_BODY, ResponseFormat.outputs()])
+def test_a_client_is_spared_a_character_that_is_not_all_there(client: Client, format: ResponseFormat) -> None:
+    """As with vLLM. Outputs, for callers in this process, are what all tokens decode to at once."""
+    *tokens, last = cut = [*ids(client, "so 🎉"), *ids(client, "🎉")[:-1]]
+    assert client.tokenizer.decode(cut) == "so 🎉\ufffd"
+    client.open(format, ["r"])
+    client.feed(tick(Row("r", tokens)))
+    client.feed(tick(Row("r", [last], "length")))
+    if isinstance(client.end, list):
+        assert client.end[0].text == "so 🎉\ufffd"
+    else:
+        assert client.text() == "so 🎉"
+
+
+def test_what_is_no_character_shows_inside_a_text(client: Client) -> None:
+    client.open(CHAT, ["r"])
+    client.feed(tick(Row("r", [*ids(client, "🎉")[:-1], *ids(client, "!")], "length")))
+    assert client.text() == "\ufffd!"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_may_be_somebody_elses(client: Client, stream: bool) -> None:
+    format = ResponseFormat.chat(id="chatcmpl-1", model="m", created=7, stream=stream, role='the "user"')
+    client.open(format, ["r"])
+    feed_text(client, "hello")
+    message = client.events[0]["choices"][0]["delta"] if stream else client.body["choices"][0]["message"]
+    assert message["role"] == 'the "user"'
+
+
 def test_several_ticks_in_one_call_share_a_chunk_as_separate_events(client: Client) -> None:
     client.open(COMPLETION, ["r"])
     outcome = client.feed(*(tick(Row("r", ids(client, word))) for word in ("a", "b", "c")))

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from smg_fast._codec import Protocol, TokenIds, encode_vllm_request
+from smg_fast._codec import Protocol, TokenIds, encode_start_wave, encode_vllm_request
 
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / "vllm-0.32.0").glob("*.json"))}
@@ -96,6 +96,18 @@ def test_a_request_has_the_length_of_its_version(version: str) -> None:
     layouts = json.loads((DATA / "vllm-layouts.json").read_text())
     _, payload = encode_vllm_request(Protocol.vllm(version), "r", TokenIds([1]), max_tokens=1)
     assert len(decoded(payload)) == len(layouts[version]["EngineCoreRequest"])
+
+
+@pytest.mark.parametrize("wave", [0, 300, 2**64 - 1])
+def test_a_wave_that_no_engine_has_begun(wave: int) -> None:
+    kind, payload = encode_start_wave(wave)
+    assert (kind, decoded(payload)) == (b"\x02", [wave, None])
+
+
+@pytest.mark.parametrize("wave", [-1, 2**64])
+def test_what_is_no_wave(wave: int) -> None:
+    with pytest.raises(OverflowError):
+        encode_start_wave(wave)
 
 
 def test_versions() -> None:

@@ -29,10 +29,10 @@ fuzz_target!(|data: &[u8]| {
             let tops = tick.tops(row);
             assert_eq!(tops.ids.len(), tops.width * tokens.len());
             assert_eq!(tops.logprobs.len(), tops.ids.len());
-        }
-        for prompt in &tick.prompt_logprobs {
-            assert_eq!(prompt.token_ids.len(), prompt.ranks.len() * prompt.width as usize);
-            assert_eq!(prompt.token_ids.len(), prompt.logprobs.len());
+            if let Some(prompt) = tick.prompt_logprobs(row) {
+                assert_eq!(prompt.token_ids.len(), prompt.ranks.len() * prompt.width as usize);
+                assert_eq!(prompt.token_ids.len(), prompt.logprobs.len());
+            }
         }
     });
 });

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::generation::{Finish, Generation, StopReason};
+use crate::generation::{Finish, Generation, Reader, StopReason};
 use crate::protocol::{self, FinishReason, Load, Message, Protocol, Row, Tick, Wave};
 use crate::render::Usage;
 pub use opening::{OpenError, Opening, Target};
@@ -137,12 +137,16 @@ impl<S> Dispatcher<S> {
         // The slot finds the response, the count tells it from others that had the slot before.
         let key = (self.opened << 32) | slot as u64;
         self.opened += 1;
-        let is_streamed = matches!(target, Target::Events(_));
+        let reader = match target {
+            Target::Events(_) => Reader::Stream,
+            Target::Body(_) => Reader::Whole,
+            Target::Outputs => Reader::Program,
+        };
         let n = rids.len() / prompts.len();
         let mut choices = Vec::with_capacity(rids.len());
         for (index, rid) in rids.into_iter().enumerate() {
             let prompt = prompts[index / n].clone();
-            let generation = Generation::new(tokenizer.clone(), options.clone(), prompt, is_streamed);
+            let generation = Generation::new(tokenizer.clone(), options.clone(), prompt, reader);
             let choice = self.choices.insert(Choice {
                 rid: rid.clone(),
                 in_flight: true,
@@ -210,14 +214,9 @@ impl<S> Dispatcher<S> {
 
     fn take_tick(&mut self, protocol: Protocol, frame: &[u8], tick: &Tick, out: &mut impl Outbox<S>) {
         let mut previous = usize::MAX;
-        for (index, row) in tick.rows.iter().enumerate() {
+        for row in &tick.rows {
             let rid = slice(frame, &row.id);
             if let Some(choice) = self.find(rid, previous) {
-                for part in tick.prompt_logprobs.iter().filter(|part| part.row as usize == index) {
-                    if let Some(choice) = self.choices.get_mut(choice) {
-                        choice.generation.extend_prompt(part);
-                    }
-                }
                 self.apply(protocol, frame, tick, row, choice, out);
                 previous = choice;
             } else if self.released.is_unheard_of(rid, row.finish.is_some()) {
@@ -265,6 +264,9 @@ impl<S> Dispatcher<S> {
     ) {
         let Some(choice) = self.choices.get_mut(slot) else { return };
         choice.cached_tokens = choice.cached_tokens.max(row.cached_tokens);
+        if let Some(part) = tick.prompt_logprobs(row) {
+            choice.generation.extend_prompt(part);
+        }
         let finish = match row.finish {
             None => None,
             Some(FinishReason::Stop) => Some(Finish::Stop),

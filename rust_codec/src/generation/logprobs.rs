@@ -149,7 +149,6 @@ mod tests {
     #[test]
     fn parts_of_a_prompt_are_joined_and_a_repetition_is_not() {
         let part = |ids: &[u32], ranks: &[u32]| protocol::PromptLogprobs {
-            row: 0,
             width: 3,
             token_ids: ids.to_vec(),
             logprobs: ids.iter().map(|&id| -f64::from(id)).collect(),

@@ -58,6 +58,18 @@ pub enum Finish {
     Repetition,
 }
 
+/// Whom a generation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// A client that reads the text as it grows.
+    Stream,
+    /// A client that gets the whole.
+    Whole,
+    /// A caller in this process, who wants the text to equal that of all tokens decoded at once: even where the last of
+    /// them end within a character. A client is spared that.
+    Program,
+}
+
 /// What ended a generation, where the request or the engine names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason<'a> {
@@ -118,6 +130,8 @@ pub struct Generation {
     detokenized: usize,
     /// Without events and stop strings nobody reads the text before the end.
     needs_text_at_once: bool,
+    /// Show a character whose last bytes never came as U+FFFD.
+    shows_unfinished: bool,
     text: String,
     /// Text up to here is settled: no stop string can take it back.
     settled: usize,
@@ -181,20 +195,21 @@ pub struct Columns {
 }
 
 impl Generation {
-    /// A sequence without tokens yet. `is_streamed`: its text is read as it grows.
+    /// A sequence without tokens yet.
     #[must_use]
-    pub fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>, prompt: Arc<Prompt>, is_streamed: bool) -> Self {
+    pub fn new(tokenizer: Arc<Tokenizer>, options: Arc<TextOptions>, prompt: Arc<Prompt>, reader: Reader) -> Self {
         let detokenizer = Detokenizer::new(&tokenizer, options.skip_special_tokens);
         let matcher = StopMatcher::new(&options.stop);
-        let needs_text_at_once = is_streamed || !options.stop.is_empty();
+        let needs_text_at_once = reader == Reader::Stream || !options.stop.is_empty();
         Self {
             token_ids: Vec::new(),
             logprobs: Vec::new(),
             candidates: options.logprobs.filter(|&count| count > 0).map(|_| Box::default()),
             prompt_logprobs: options.prompt_logprobs.map(|_| Box::default()),
-            text_offsets: TextOffsets::after(prompt.echo().map_or(0, Echo::chars)),
+            text_offsets: TextOffsets::after(prompt.echo().map_or(0, |echo| echo.chars)),
             detokenized: 0,
             needs_text_at_once,
+            shows_unfinished: reader == Reader::Program,
             text: String::new(),
             settled: 0,
             emitted_text: 0,
@@ -293,6 +308,10 @@ impl Generation {
         };
         let before = self.text.len();
         self.detokenizer.finish(&self.tokenizer, &mut self.text);
+        if !self.shows_unfinished {
+            let whole = self.text[before..].trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+            self.text.truncate(before + whole);
+        }
         if self.took_stop_string(before) {
             return;
         }

@@ -13,6 +13,8 @@ pub struct Prompt {
 pub struct Echo {
     /// The text.
     pub text: Box<str>,
+    /// Its characters, counted.
+    pub chars: u32,
     /// The tokens.
     pub ids: Box<[u32]>,
 }
@@ -21,7 +23,8 @@ impl Prompt {
     /// A prompt of these tokens.
     #[must_use]
     pub fn new(ids: &[u32], echo: Option<String>) -> Self {
-        Self { len: ids.len(), echo: echo.map(|text| Echo { text: text.into(), ids: ids.into() }) }
+        let echo = echo.map(|text| Echo { chars: text.chars().count() as u32, text: text.into(), ids: ids.into() });
+        Self { len: ids.len(), echo }
     }
 
     /// Its tokens, counted.
@@ -44,12 +47,6 @@ impl Prompt {
 }
 
 impl Echo {
-    /// Characters of the text.
-    #[must_use]
-    pub fn chars(&self) -> u32 {
-        self.text.chars().count() as u32
-    }
-
     /// Characters of the text before each token. Special tokens count where the text has them: a tokenizer may have put some
     /// around it.
     #[must_use]
@@ -62,7 +59,6 @@ impl Echo {
             detokenizer.push(tokenizer, id, &mut text);
             offsets.push(tokenizer, &self.ids[..index], id, &text);
         }
-        let end = self.chars();
-        offsets.as_slice().iter().map(|&offset| end.min(offset)).collect()
+        offsets.as_slice().iter().map(|&offset| self.chars.min(offset)).collect()
     }
 }

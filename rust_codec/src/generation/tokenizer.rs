@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use tokenizers::DecoderWrapper;
 
@@ -32,6 +33,8 @@ pub struct Tokenizer {
     kinds: Vec<TokenKind>,
     /// Present when the decoder is ByteLevel and nothing else: decoding is then concatenation.
     bytes: Option<ByteTable>,
+    /// Without it: the bytes of every token that has been asked for.
+    decoded: Box<[OnceLock<Box<[u8]>>]>,
     /// A visible token to decode others after, so that decoders which treat the first token of a sequence differently do not.
     context: Option<(u32, String)>,
     byte_fallback: bool,
@@ -103,7 +106,8 @@ impl Tokenizer {
             _ => None,
         };
         let max_token_bytes = vocabulary.keys().map(String::len).max().unwrap_or(0);
-        let mut tokenizer = Self { inner, kinds, bytes, context: None, byte_fallback, max_token_bytes };
+        let decoded = if bytes.is_some() { Box::default() } else { (0..size).map(|_| OnceLock::new()).collect() };
+        let mut tokenizer = Self { inner, kinds, bytes, decoded, context: None, byte_fallback, max_token_bytes };
         tokenizer.context = tokenizer.find_context();
         Ok(tokenizer)
     }
@@ -164,22 +168,26 @@ impl Tokenizer {
 
     /// The bytes a token stands for by itself: what a logprob entry shows.
     #[must_use]
-    pub fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
-        if let Some(table) = &self.bytes {
-            return Cow::Borrowed(table.get(id));
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        match &self.bytes {
+            Some(table) => table.get(id),
+            None => self.decoded.get(id as usize).map_or(&[], |bytes| bytes.get_or_init(|| self.decode_token(id))),
         }
+    }
+
+    fn decode_token(&self, id: u32) -> Box<[u8]> {
         match self.kind(id) {
-            TokenKind::Unknown => Cow::Borrowed(&[]),
-            TokenKind::Byte(byte) => Cow::Owned(vec![byte]),
-            TokenKind::Special => Cow::Owned(self.inner.id_to_token(id).unwrap_or_default().into_bytes()),
+            TokenKind::Unknown => Box::default(),
+            TokenKind::Byte(byte) => Box::new([byte]),
+            TokenKind::Special => self.inner.id_to_token(id).unwrap_or_default().into_bytes().into(),
             TokenKind::Plain => {
                 if let Some((context, text)) = &self.context
                     && let Ok(both) = self.decode(&[*context, id], false)
                     && let Some(own) = both.strip_prefix(text.as_str())
                 {
-                    return Cow::Owned(own.as_bytes().to_vec());
+                    return own.as_bytes().into();
                 }
-                Cow::Owned(self.decode(&[id], false).unwrap_or_default().into_bytes())
+                self.decode(&[id], false).unwrap_or_default().into_bytes().into()
             }
         }
     }
@@ -189,19 +197,19 @@ impl Tokenizer {
     #[must_use]
     pub fn token_bytes_after(&self, before: &[u32], id: u32) -> Cow<'_, [u8]> {
         let own = self.token_bytes(id);
-        if !ends_within_a_character(&own) {
-            return own;
+        if !ends_within_a_character(own) {
+            return Cow::Borrowed(own);
         }
         // No character has more than four bytes.
         let earliest = before.len().saturating_sub(3);
         let mut joined = Vec::new();
         for &id in before[earliest..].iter().rev() {
             let bytes = self.token_bytes(id);
-            if !ends_within_a_character(&bytes) {
+            if !ends_within_a_character(bytes) {
                 break;
             }
             if joined.is_empty() {
-                joined.extend_from_slice(&own);
+                joined.extend_from_slice(own);
             }
             joined.splice(..0, bytes.iter().copied());
             if !ends_within_a_character(&joined) {
@@ -267,7 +275,8 @@ impl Tokenizer {
 
 /// Whether the last bytes are no text, or not yet.
 fn ends_within_a_character(bytes: &[u8]) -> bool {
-    bytes.utf8_chunks().last().is_some_and(|chunk| !chunk.invalid().is_empty())
+    // Nearly all are whole, and that is soon seen.
+    std::str::from_utf8(bytes).is_err() && bytes.utf8_chunks().last().is_some_and(|chunk| !chunk.invalid().is_empty())
 }
 
 fn is_byte_level(decoder: &DecoderWrapper) -> bool {

@@ -45,10 +45,6 @@ pub struct Row {
     pub tokens: Range<u32>,
     /// Their logprobs, in [`Tick::logprobs`]: empty, or as long as `tokens`.
     pub logprobs: Range<u32>,
-    /// Tokens of the prompt, as the engine counts them. 0 where the tick does not say.
-    pub prompt_tokens: u32,
-    /// Tokens generated so far, this tick's included, as the engine counts them. 0 where the tick does not say.
-    pub completion_tokens: u32,
     /// Prompt tokens the engine found in its prefix cache. 0 where the tick does not say.
     pub cached_tokens: u32,
     /// `None` while the generation runs.
@@ -61,6 +57,8 @@ pub struct Row {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Extra {
     tops: Range<u32>,
+    /// Its place in `Tick::prompt_logprobs`.
+    prompt_logprobs: Option<u32>,
     stop_reason: Option<StopReason>,
 }
 
@@ -80,8 +78,6 @@ pub struct Tops<'a> {
 /// order of the prompt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PromptLogprobs {
-    /// The row they came with.
-    pub row: u32,
     /// Columns for a position: the prompt's own token first, then the likeliest ones in the order of their rank.
     pub width: u32,
     /// Token ids, position by position.
@@ -90,15 +86,6 @@ pub struct PromptLogprobs {
     pub logprobs: Vec<f64>,
     /// The rank of the prompt's own token; one for each position. The likeliest has rank 1.
     pub ranks: Vec<u32>,
-}
-
-/// The answer to a call of an engine's utility method.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Utility {
-    /// The number the call was given.
-    pub call_id: i64,
-    /// Why it failed: where the text lies in the message's first frame, in bytes. `None`: it did not. Valid UTF-8.
-    pub failure: Option<Range<u32>>,
 }
 
 /// How busy an engine says it is.
@@ -123,19 +110,15 @@ pub struct Tick {
     pub token_ids: Vec<u32>,
     /// The logprobs of all rows.
     pub logprobs: Vec<f64>,
-    /// The rank of each token in `logprobs`, the likeliest being 1; empty where the engine does not say.
-    pub ranks: Vec<u32>,
     extras: Vec<Extra>,
     /// Of all rows' candidates.
     top_ids: Vec<u32>,
     top_logprobs: Vec<f64>,
     /// Of the few rows that have them.
-    pub prompt_logprobs: Vec<PromptLogprobs>,
+    prompt_logprobs: Vec<PromptLogprobs>,
     /// Ids of requests the engine is done with, as ranges of the message's first frame; valid UTF-8. They repeat what
     /// rows say.
     pub finished: Vec<Range<u32>>,
-    /// The answer to a utility call.
-    pub utility: Option<Utility>,
     /// The wave of data-parallel steps that the engine has completed.
     pub wave_complete: Option<u64>,
     /// The wave that the engine wants the others to start.
@@ -152,13 +135,11 @@ impl Tick {
         self.rows.clear();
         self.token_ids.clear();
         self.logprobs.clear();
-        self.ranks.clear();
         self.extras.clear();
         self.top_ids.clear();
         self.top_logprobs.clear();
         self.prompt_logprobs.clear();
         self.finished.clear();
-        self.utility = None;
         self.wave_complete = None;
         self.start_wave = None;
         self.engine_index = None;
@@ -178,6 +159,11 @@ impl Tick {
             ids: &self.top_ids[range.clone()],
             logprobs: &self.top_logprobs[range],
         }
+    }
+
+    /// Logprobs of the prompt that one of this tick's rows answers: all, or the next part of them.
+    pub fn prompt_logprobs(&self, row: &Row) -> Option<&PromptLogprobs> {
+        self.prompt_logprobs.get(self.extra(row)?.prompt_logprobs? as usize)
     }
 
     /// The news of waves, where there are any.

@@ -39,7 +39,7 @@ mod codec {
     #[pymodule_export]
     use super::wire::{
         Handshake, ReadyResponse, decode_handshake, decode_ready_response, encode_abort, encode_init,
-        encode_tokenspeed_request, encode_vllm_request,
+        encode_start_wave, encode_tokenspeed_request, encode_vllm_request,
     };
 
     #[pymodule_export]

@@ -76,6 +76,7 @@ struct Rendered {
     id: String,
     model: String,
     created: u64,
+    role: String,
     stream: bool,
     usage: StreamUsage,
 }
@@ -84,10 +85,12 @@ impl ResponseFormat {
     pub fn target(&self) -> Target {
         match &self.rendered {
             None => Target::Outputs,
-            Some(Rendered { api, id, model, created, stream: true, usage }) => {
-                Target::Events(Format::events(*api, id, model, *created, *usage))
+            Some(Rendered { api, id, model, created, role, stream: true, usage }) => {
+                Target::Events(Format::events(*api, id, model, *created, *usage).with_role(role))
             }
-            Some(Rendered { api, id, model, created, .. }) => Target::Body(Format::body(*api, id, model, *created)),
+            Some(Rendered { api, id, model, created, role, .. }) => {
+                Target::Body(Format::body(*api, id, model, *created).with_role(role))
+            }
         }
     }
 }
@@ -95,7 +98,8 @@ impl ResponseFormat {
 #[pymethods]
 impl ResponseFormat {
     #[staticmethod]
-    #[pyo3(signature = (*, id, model, created, stream, include_usage = false, continuous_usage = false))]
+    #[pyo3(signature = (*, id, model, created, stream, include_usage = false, continuous_usage = false,
+                        role = "assistant"))]
     fn chat(
         id: String,
         model: String,
@@ -103,9 +107,10 @@ impl ResponseFormat {
         stream: bool,
         include_usage: bool,
         continuous_usage: bool,
+        role: &str,
     ) -> Self {
         let usage = StreamUsage { at_end: include_usage, continuous: continuous_usage };
-        Self { rendered: Some(Rendered { api: Api::Chat, id, model, created, stream, usage }) }
+        Self { rendered: Some(Rendered { api: Api::Chat, id, model, created, role: role.to_owned(), stream, usage }) }
     }
 
     #[staticmethod]
@@ -119,7 +124,9 @@ impl ResponseFormat {
         continuous_usage: bool,
     ) -> Self {
         let usage = StreamUsage { at_end: include_usage, continuous: continuous_usage };
-        Self { rendered: Some(Rendered { api: Api::Completion, id, model, created, stream, usage }) }
+        Self {
+            rendered: Some(Rendered { api: Api::Completion, id, model, created, role: String::new(), stream, usage }),
+        }
     }
 
     #[staticmethod]

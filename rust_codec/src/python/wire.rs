@@ -69,6 +69,11 @@ pub fn encode_abort<'py>(py: Python<'py>, rids: Vec<String>) -> Frames<'py> {
 }
 
 #[pyfunction]
+pub fn encode_start_wave(py: Python<'_>, wave: u64) -> Frames<'_> {
+    vec![PyBytes::new(py, vllm::START_DP_WAVE), PyBytes::new(py, &vllm::encode_start_wave(wave))]
+}
+
+#[pyfunction]
 #[pyo3(signature = (rid, input_ids, *, form = "tagged", max_new_tokens = None, stop_token_ids = None, temperature = 1.0,
                     top_p = 1.0, top_k = 1 << 30, min_p = 0.0, frequency_penalty = 0.0, presence_penalty = 0.0,
                     repetition_penalty = 1.0, min_new_tokens = 0, ignore_eos = false, seed = None, json_schema = None,

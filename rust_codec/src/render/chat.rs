@@ -7,9 +7,9 @@ pub(super) fn write_events(format: &Format, out: &mut Vec<u8>, delta: &Delta<'_>
     if !delta.generation.has_emitted() {
         format.write_event(out, delta, 0, |out| {
             delta.write_index(out);
-            out.extend_from_slice(
-                b",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}",
-            );
+            out.extend_from_slice(b",\"delta\":{\"role\":");
+            out.extend_from_slice(&format.role);
+            out.extend_from_slice(b",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}");
         });
     }
     if delta.echo.is_some_and(|echo| !echo.text.is_empty()) {
@@ -49,9 +49,11 @@ pub(super) fn write_events(format: &Format, out: &mut Vec<u8>, delta: &Delta<'_>
 }
 
 /// A choice of a whole body.
-pub(super) fn write_choice(out: &mut Vec<u8>, whole: &Delta<'_>) {
+pub(super) fn write_choice(format: &Format, out: &mut Vec<u8>, whole: &Delta<'_>) {
     whole.write_index(out);
-    out.extend_from_slice(b",\"message\":{\"role\":\"assistant\",\"content\":\"");
+    out.extend_from_slice(b",\"message\":{\"role\":");
+    out.extend_from_slice(&format.role);
+    out.extend_from_slice(b",\"content\":\"");
     whole.write_echo(out);
     whole.write_content(out);
     out.extend_from_slice(b"\",\"refusal\":null}");

@@ -1,5 +1,7 @@
 //! Logprobs: of a prompt as vLLM's API shows them, and the two forms of OpenAI's.
 
+use rustc_hash::{FxBuildHasher, FxHashSet};
+
 use super::{Delta, json};
 use crate::generation::{Generation, Position, Tokenizer};
 
@@ -96,20 +98,17 @@ pub(super) fn write_completion(out: &mut Vec<u8>, delta: &Delta<'_>) {
 /// An object of logprobs by the text of their token. Tokens may be alike in it, as those that end within characters are: the
 /// first of them stays, which is the token itself, or the likelier one.
 fn write_texts(out: &mut Vec<u8>, tokenizer: &Tokenizer, before: &[u32], position: Position<'_>, count: usize) {
-    let mut texts = Vec::with_capacity(position.ids.len());
+    let mut texts = FxHashSet::with_capacity_and_hasher(count.min(position.ids.len()), FxBuildHasher);
+    let candidates = position.ids.iter().zip(position.logprobs).take(count);
+    let named = candidates.map(|(&id, &logprob)| (tokenizer.token_text_after(before, id), logprob));
     out.push(b'{');
-    for (&id, &logprob) in position.ids.iter().zip(position.logprobs).take(count) {
-        let text = tokenizer.token_text_after(before, id);
-        if texts.contains(&text) {
-            continue;
-        }
-        if !texts.is_empty() {
+    for (number, (text, logprob)) in named.filter(|(text, _)| texts.insert(text.clone())).enumerate() {
+        if number > 0 {
             out.push(b',');
         }
         json::string(out, &text);
         out.push(b':');
         json::logprob(out, logprob);
-        texts.push(text);
     }
     out.push(b'}');
 }

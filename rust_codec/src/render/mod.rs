@@ -49,8 +49,12 @@ pub struct Format {
     api: Api,
     /// `"id":…,"model":…,"choices":[`, behind whatever opens an event or a body.
     head: Vec<u8>,
+    /// Whose a chat's answer is, as JSON.
+    role: Vec<u8>,
     usage: StreamUsage,
 }
+
+const ASSISTANT: &[u8] = b"\"assistant\"";
 
 /// The last event of every stream.
 pub const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -63,7 +67,7 @@ impl Format {
             Api::Chat => "chat.completion.chunk",
             Api::Completion => "text_completion",
         };
-        Self { api, head: head(b"data: {", id, object, model, created), usage }
+        Self { api, head: head(b"data: {", id, object, model, created), role: ASSISTANT.into(), usage }
     }
 
     /// For a response rendered as one body.
@@ -73,7 +77,20 @@ impl Format {
             Api::Chat => "chat.completion",
             Api::Completion => "text_completion",
         };
-        Self { api, head: head(b"{", id, object, model, created), usage: StreamUsage::default() }
+        Self {
+            api,
+            head: head(b"{", id, object, model, created),
+            role: ASSISTANT.into(),
+            usage: StreamUsage::default(),
+        }
+    }
+
+    /// The same for a chat's answer that is somebody else's than the assistant's.
+    #[must_use]
+    pub fn with_role(mut self, role: &str) -> Self {
+        self.role.clear();
+        json::string(&mut self.role, role);
+        self
     }
 
     /// Append the events for what is new in a generation, and mark it emitted. Nothing new to show, no event; and none before
@@ -131,7 +148,7 @@ impl Format {
                 generation,
             };
             match self.api {
-                Api::Chat => chat::write_choice(out, &whole),
+                Api::Chat => chat::write_choice(self, out, &whole),
                 Api::Completion => completion::write_choice(out, &whole),
             }
             last = Some(generation);
@@ -238,10 +255,10 @@ pub const HTTP_CHUNK_TAIL: &[u8] = b"\r\n";
 
 /// The size line of an HTTP/1.1 chunk. Leading zeros are legal (RFC 9112, 7.1), and make it of one length for every chunk.
 #[must_use]
-pub fn http_chunk_head(len: usize) -> [u8; 10] {
-    let mut head = *b"00000000\r\n";
+pub fn http_chunk_head(len: usize) -> [u8; 18] {
+    let mut head = *b"0000000000000000\r\n";
     let mut rest = len;
-    for digit in head[..8].iter_mut().rev() {
+    for digit in head[..16].iter_mut().rev() {
         *digit = b"0123456789abcdef"[rest & 15];
         rest >>= 4;
     }
@@ -276,4 +293,18 @@ fn write_usage(out: &mut Vec<u8>, usage: Usage) {
         out.push(b'}');
     }
     out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_line_of_a_chunk_is_right_for_any_size() {
+        for size in [0, 1, 0x1f, u32::MAX as usize, usize::MAX / 16 + 1, usize::MAX] {
+            let head = http_chunk_head(size);
+            let digits = std::str::from_utf8(&head).unwrap().strip_suffix("\r\n").unwrap();
+            assert_eq!(usize::from_str_radix(digits, 16), Ok(size));
+        }
+    }
 }

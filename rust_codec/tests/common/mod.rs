@@ -179,14 +179,14 @@ impl Batch {
                 "abort" => Some(FinishReason::Abort),
                 _ => Some(FinishReason::Error),
             };
-            let row = BatchRow { finished: String::new(), ..row.clone() };
+            let row = BatchRow { finished: String::new(), prompt_tokens: 0, completion_tokens: 0, ..row.clone() };
             (row, finish)
         };
         self.rows.iter().map(expected).collect()
     }
 }
 
-/// A tick's rows with their columns resolved. Fails where a range leaves its column.
+/// A tick's rows with their columns resolved; it does not have those that are 0 here. Fails where a range leaves its column.
 pub fn rows(frame: &[u8], tick: &Tick) -> Vec<(BatchRow, Option<FinishReason>)> {
     let range = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
     let resolved = |row: &_codec::protocol::Row| {
@@ -195,8 +195,8 @@ pub fn rows(frame: &[u8], tick: &Tick) -> Vec<(BatchRow, Option<FinishReason>)> 
             tokens: tick.token_ids[range(&row.tokens)].to_vec(),
             logprobs: tick.logprobs[range(&row.logprobs)].to_vec(),
             finished: String::new(),
-            prompt_tokens: row.prompt_tokens,
-            completion_tokens: row.completion_tokens,
+            prompt_tokens: 0,
+            completion_tokens: 0,
             cached_tokens: row.cached_tokens,
         };
         (decoded, row.finish)

@@ -57,13 +57,20 @@ pub fn requests(recording: &Value) -> Vec<Vec<u8>> {
     requests.iter().map(|request| bytes(&request["frames"][1])).collect()
 }
 
-/// Logprobs of some positions: ids and values have `width` columns, ranks one.
+/// Logprobs of some positions: ids and values have `width` columns, ranks one. A tick has no ranks of sampled tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
     pub width: usize,
     pub ids: Vec<u32>,
     pub values: Vec<f64>,
     pub ranks: Vec<u32>,
+}
+
+impl Logprobs {
+    /// What a tick has of those of sampled tokens.
+    pub fn without_ranks(self) -> Self {
+        Self { ranks: Vec::new(), ..self }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -81,15 +88,14 @@ pub struct Output {
     pub prompt_logprobs: Option<Logprobs>,
     pub finish: Option<u8>,
     pub stop: Option<Stop>,
-    /// Prompt and cached tokens.
-    pub prefill: Option<(u32, u32)>,
+    pub cached: u32,
 }
 
 impl Output {
     pub fn new(id: &str, tokens: &[u32]) -> Self {
         let tokens = tokens.to_vec();
         let id = id.to_owned();
-        Self { id, tokens, logprobs: None, prompt_logprobs: None, finish: None, stop: None, prefill: None }
+        Self { id, tokens, logprobs: None, prompt_logprobs: None, finish: None, stop: None, cached: 0 }
     }
 }
 
@@ -116,22 +122,22 @@ pub struct Message {
     pub outputs: Vec<Output>,
     pub load: Option<(u64, u64, f64)>,
     pub finished: Vec<String>,
-    pub utility: Option<(i64, Option<String>)>,
     pub wave_complete: Option<u64>,
     pub start_wave: Option<u64>,
 }
 
 impl Message {
     pub fn of(outputs: Vec<Output>) -> Self {
-        Self {
-            engine_index: 0,
-            outputs,
-            load: None,
-            finished: Vec::new(),
-            utility: None,
-            wave_complete: None,
-            start_wave: None,
+        Self { engine_index: 0, outputs, load: None, finished: Vec::new(), wave_complete: None, start_wave: None }
+    }
+
+    /// What a tick has of it.
+    pub fn as_told(&self) -> Self {
+        let mut message = self.clone();
+        for output in &mut message.outputs {
+            output.logprobs = output.logprobs.take().map(Logprobs::without_ranks);
         }
+        message
     }
 
     /// Frames in the layout whose `structs` these are.
@@ -149,10 +155,6 @@ impl Message {
                     ("num_waiting_reqs", Node::Int(waiting.into())),
                     ("kv_cache_usage", Node::Float(usage)),
                 ])
-            })),
-            "utility_output" => Some(self.utility.as_ref().map_or(Node::Nil, |(call_id, failure)| {
-                let failure = failure.as_deref().map_or(Node::Nil, Node::str);
-                Node::Array(vec![Node::Int(i128::from(*call_id)), failure, Node::Array(vec![Node::Nil, Node::Nil])])
             })),
             "finished_requests" => Some(match self.finished.is_empty() {
                 true => Node::Nil,
@@ -206,14 +208,13 @@ impl Encoder {
                 Some(Stop::Token(id)) => Node::Int((*id).into()),
                 Some(Stop::Text(text)) => Node::str(text),
             }),
-            "num_cached_tokens" => Some(output.prefill.map_or(Node::Int(0), |(_, cached)| Node::Int(cached.into()))),
-            "prefill_stats" => Some(output.prefill.map_or(Node::Nil, |(prompt, cached)| {
-                Node::map(vec![
-                    ("num_prompt_tokens", Node::Int(prompt.into())),
-                    ("num_computed_tokens", Node::Int((prompt - cached).into())),
-                    ("num_cached_tokens", Node::Int(cached.into())),
-                ])
-            })),
+            "num_cached_tokens" => Some(Node::Int(output.cached.into())),
+            "prefill_stats" if output.cached == 0 => Some(Node::Nil),
+            "prefill_stats" => Some(Node::map(vec![
+                ("num_prompt_tokens", Node::Int(i128::from(output.cached) + 1)),
+                ("num_computed_tokens", Node::Int(1)),
+                ("num_cached_tokens", Node::Int(output.cached.into())),
+            ])),
             _ => None,
         })
     }
@@ -286,13 +287,18 @@ pub fn resolve(frame: &[u8], tick: &Tick) -> Message {
             };
             let firsts: Vec<f64> = values.iter().copied().step_by(width).collect();
             assert_eq!(firsts, sampled);
-            Logprobs { width, ids, values, ranks: tick.ranks[span(&row.logprobs)].to_vec() }
+            Logprobs { width, ids, values, ranks: Vec::new() }
         });
         outputs.push(Output {
             id: text(&row.id),
             tokens,
             logprobs,
-            prompt_logprobs: None,
+            prompt_logprobs: tick.prompt_logprobs(row).map(|prompt| Logprobs {
+                width: prompt.width as usize,
+                ids: prompt.token_ids.clone(),
+                values: prompt.logprobs.clone(),
+                ranks: prompt.ranks.clone(),
+            }),
             finish: row.finish.map(|finish| match finish {
                 FinishReason::Stop => 0,
                 FinishReason::Length => 1,
@@ -304,19 +310,9 @@ pub fn resolve(frame: &[u8], tick: &Tick) -> Message {
                 StopReason::Token(id) => Stop::Token(*id),
                 StopReason::Text(range) => Stop::Text(text(range)),
             }),
-            prefill: (row.prompt_tokens != 0 || row.cached_tokens != 0)
-                .then_some((row.prompt_tokens, row.cached_tokens)),
+            cached: row.cached_tokens,
         });
     }
-    for prompt in &tick.prompt_logprobs {
-        outputs[prompt.row as usize].prompt_logprobs = Some(Logprobs {
-            width: prompt.width as usize,
-            ids: prompt.token_ids.clone(),
-            values: prompt.logprobs.clone(),
-            ranks: prompt.ranks.clone(),
-        });
-    }
-    let utility = tick.utility.as_ref();
     Message {
         engine_index: tick.engine_index.unwrap(),
         outputs,
@@ -325,7 +321,6 @@ pub fn resolve(frame: &[u8], tick: &Tick) -> Message {
             (running, waiting, kv_usage)
         }),
         finished: tick.finished.iter().map(text).collect(),
-        utility: utility.map(|utility| (utility.call_id, utility.failure.as_ref().map(text))),
         wave_complete: tick.wave_complete,
         start_wave: tick.start_wave,
     }

@@ -2,8 +2,7 @@ use crate::common::node::Node;
 use crate::common::vllm::{recordings, requests, versions};
 use _codec::protocol::request::decode_abort;
 use _codec::protocol::vllm::{
-    Argument, Constraint, Layout, Request, Sampling, StructuredOutputs, decode_request, encode_request,
-    encode_start_wave, encode_utility,
+    Constraint, Layout, Request, Sampling, StructuredOutputs, decode_request, encode_request, encode_start_wave,
 };
 use proptest::prelude::*;
 use std::borrow::Cow;
@@ -159,13 +158,11 @@ fn a_bad_field_is_named() {
 }
 
 #[test]
-fn waves_and_utility_calls() {
-    assert_eq!(Node::unpack(&encode_start_wave(7, Some(1))), Node::ints(&[7, 1]));
-    assert_eq!(Node::unpack(&encode_start_wave(0, None)), Node::Array(vec![Node::Int(0), Node::Nil]));
-    let arguments = [Argument::Int(-1), Argument::Bool(true), Argument::Nil, Argument::Str("all")];
-    let call = Node::unpack(&encode_utility(0, 1 << 40, "sleep", &arguments));
-    let arguments = Node::Array(vec![Node::Int(-1), Node::Bool(true), Node::Nil, Node::str("all")]);
-    assert_eq!(call, Node::Array(vec![Node::Int(0), Node::Int(1 << 40), Node::str("sleep"), arguments]));
+fn a_wave_that_no_engine_has_begun() {
+    for wave in [0, 7, u64::MAX] {
+        let expected = Node::Array(vec![Node::Int(wave.into()), Node::Nil]);
+        assert_eq!(Node::unpack(&encode_start_wave(wave)), expected);
+    }
 }
 
 fn number() -> impl Strategy<Value = f64> {

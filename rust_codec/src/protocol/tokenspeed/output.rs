@@ -69,14 +69,10 @@ fn decode_columns(reader: &mut Reader<'_>, tick: &mut Tick) -> Result<(), Error>
         row.finish = decode_finish(reader, row, extras)?;
         Ok(())
     })?;
-    column("prompt_tokens", reader, rows, |reader, row| {
-        row.prompt_tokens = reader.u32()?;
-        Ok(())
-    })?;
-    column("completion_tokens", reader, rows, |reader, row| {
-        row.completion_tokens = reader.u32()?;
-        Ok(())
-    })?;
+    // What the dispatcher counts itself.
+    for name in ["prompt_tokens", "completion_tokens"] {
+        column(name, reader, rows, |reader, _| reader.u32().map(drop))?;
+    }
     column("cached_tokens", reader, rows, |reader, row| {
         row.cached_tokens = reader.u32()?;
         Ok(())

@@ -10,7 +10,5 @@ mod sampling;
 pub use constraint::{Constraint, StructuredOutputs};
 pub use layout::{Layout, Selection, UnknownVersion, Version};
 pub use output::decode_output;
-pub use request::{
-    Argument, Request, START_DP_WAVE, UTILITY, decode_request, encode_request, encode_start_wave, encode_utility,
-};
+pub use request::{Request, START_DP_WAVE, decode_request, encode_request, encode_start_wave};
 pub use sampling::Sampling;

@@ -3,7 +3,7 @@
 use super::array::{Array, Frames};
 use super::layout::{BatchField, Layout, OutputField};
 use crate::msgpack::{Error, Reader};
-use crate::protocol::{Extra, FinishReason, Load, PromptLogprobs, Row, StopReason, Tick, Utility};
+use crate::protocol::{Extra, FinishReason, Load, PromptLogprobs, Row, StopReason, Tick};
 use std::ops::Range;
 
 /// Elements that an output begins with in every version: its request id and its tokens.
@@ -49,7 +49,6 @@ fn decode_batch_field<'a>(
             }
         }
         BatchField::SchedulerStats => tick.load = reader.optional(decode_load)?,
-        BatchField::UtilityOutput => tick.utility = reader.optional(decode_utility)?,
         BatchField::FinishedRequests => {
             if !reader.take_nil() {
                 for index in 0..reader.array()? {
@@ -115,8 +114,8 @@ fn decode_row_field<'a>(
         _ if reader.take_nil() => {}
         OutputField::NewLogprobs => decode_logprobs(reader, frames, row, extra, tick)?,
         OutputField::NewPromptLogprobs => {
-            let prompt = decode_prompt_logprobs(reader, frames, tick.rows.len() as u32)?;
-            tick.prompt_logprobs.push(prompt);
+            extra.prompt_logprobs = Some(tick.prompt_logprobs.len() as u32);
+            tick.prompt_logprobs.push(decode_prompt_logprobs(reader, frames)?);
         }
         OutputField::FinishReason => row.finish = Some(decode_finish(reader)?),
         OutputField::StopReason => {
@@ -151,7 +150,6 @@ fn decode_count(reader: &mut Reader<'_>) -> Result<u32, Error> {
 fn decode_prefill_stats(reader: &mut Reader<'_>, row: &mut Row) -> Result<(), Error> {
     for _ in 0..reader.map()? {
         match reader.str_bytes()? {
-            b"num_prompt_tokens" => row.prompt_tokens = reader.field("num_prompt_tokens", decode_count)?,
             b"num_cached_tokens" => row.cached_tokens = reader.field("num_cached_tokens", decode_count)?,
             _ => reader.skip(1)?,
         }
@@ -202,7 +200,7 @@ fn decode_logprobs<'a>(
     tick: &mut Tick,
 ) -> Result<(), Error> {
     let offset = reader.position();
-    let LogprobArrays { positions, width, token_ids, logprobs, ranks } =
+    let LogprobArrays { positions, width, token_ids, logprobs, .. } =
         LogprobArrays::decode(reader, frames, "sampled_token_ranks")?;
     let tokens = row.tokens.len();
     // There may be more: of tokens that were speculated beyond a stop.
@@ -212,7 +210,6 @@ fn decode_logprobs<'a>(
     }
     let start = tick.logprobs.len() as u32;
     logprobs.append_f64s(width, tokens, &mut tick.logprobs).map_err(|error| error.in_field("logprobs"))?;
-    ranks.append_u32s(1, tokens, &mut tick.ranks).map_err(|error| error.in_field("sampled_token_ranks"))?;
     row.logprobs = start..tick.logprobs.len() as u32;
     if width > 1 {
         let start = tick.top_ids.len() as u32;
@@ -224,14 +221,10 @@ fn decode_logprobs<'a>(
     Ok(())
 }
 
-fn decode_prompt_logprobs<'a>(
-    reader: &mut Reader<'a>,
-    frames: &mut Frames<'a>,
-    row: u32,
-) -> Result<PromptLogprobs, Error> {
+fn decode_prompt_logprobs<'a>(reader: &mut Reader<'a>, frames: &mut Frames<'a>) -> Result<PromptLogprobs, Error> {
     let LogprobArrays { positions, width, token_ids, logprobs, ranks } =
         LogprobArrays::decode(reader, frames, "selected_token_ranks")?;
-    let mut prompt = PromptLogprobs { row, width: width as u32, ..PromptLogprobs::default() };
+    let mut prompt = PromptLogprobs { width: width as u32, ..PromptLogprobs::default() };
     let count = positions * width;
     token_ids.append_u32s(1, count, &mut prompt.token_ids).map_err(|error| error.in_field("logprob_token_ids"))?;
     logprobs.append_f64s(1, count, &mut prompt.logprobs).map_err(|error| error.in_field("logprobs"))?;
@@ -250,19 +243,4 @@ fn decode_load(reader: &mut Reader<'_>) -> Result<Load, Error> {
         }
     }
     Ok(load)
-}
-
-fn decode_utility(reader: &mut Reader<'_>) -> Result<Utility, Error> {
-    let offset = reader.position();
-    let length = reader.array()?;
-    if length == 0 {
-        return Err(Error::new(offset, "a call id", "nothing"));
-    }
-    let call_id = reader.field("call_id", Reader::i64)?;
-    let failure = match length {
-        1 => None,
-        _ => reader.field("failure_message", |reader| reader.optional(text))?,
-    };
-    reader.skip(length.saturating_sub(2))?;
-    Ok(Utility { call_id, failure })
 }

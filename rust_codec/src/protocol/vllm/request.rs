@@ -9,8 +9,6 @@ use std::borrow::Cow;
 
 /// The type byte of a message that starts a wave of data-parallel steps.
 pub const START_DP_WAVE: &[u8] = &[2];
-/// The type byte of a call of one of the engine's utility methods.
-pub const UTILITY: &[u8] = &[3];
 
 /// One sequence to generate.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,43 +124,12 @@ pub fn decode_request<'a>(payload: &'a [u8], layout: &Layout) -> Result<Request<
     Ok(request)
 }
 
-/// The payload of a [`START_DP_WAVE`] message: all engines but one, which has begun already, shall start a wave.
-pub fn encode_start_wave(wave: u64, except: Option<u32>) -> Vec<u8> {
+/// The payload of a [`START_DP_WAVE`] message: the engine begins the wave, unless it has passed it.
+pub fn encode_start_wave(wave: u64) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.array(2);
     writer.uint(wave);
-    writer.optional(except, |writer, engine| writer.uint(engine.into()));
-    writer.into_bytes()
-}
-
-/// An argument of a utility method.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Argument<'a> {
-    /// None.
-    Nil,
-    /// A boolean.
-    Bool(bool),
-    /// An integer.
-    Int(i64),
-    /// A string.
-    Str(&'a str),
-}
-
-/// The payload of a [`UTILITY`] message: call the engine's `method`. The answer has the same `call_id`.
-pub fn encode_utility(client_index: u32, call_id: i64, method: &str, arguments: &[Argument<'_>]) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.array(4);
-    writer.uint(client_index.into());
-    writer.int(call_id);
-    writer.str(method);
-    writer.array(arguments.len());
-    for argument in arguments {
-        match *argument {
-            Argument::Nil => writer.nil(),
-            Argument::Bool(value) => writer.bool(value),
-            Argument::Int(value) => writer.int(value),
-            Argument::Str(text) => writer.str(text),
-        }
-    }
+    // The engine that has begun it already: none.
+    writer.nil();
     writer.into_bytes()
 }
