@@ -265,7 +265,8 @@ class Protocol:
         """EngineCore's, as this version of vLLM lays it out: ``0.32.0``, ``0.32.0+cpu``, ``0.33.1rc1.dev5``.
 
         A release between two whose wire is known has that of the lower one; one after them all that of the newest,
-        with a ``warning``. Raises ``ValueError`` for one before them all, and for what is no version.
+        with a ``warning``. Versions of one wire make equal protocols.
+        Raises ``ValueError`` for a version before them all, and for what is no version.
         """
     @property
     def warning(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .engines import ConstraintBackend, RequestForm
+from .engines import MOST_LOGPROBS, ConstraintBackend, RequestForm
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -50,17 +50,23 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     vllm_version: Annotated[
         str | None,
-        Meta(title="VERSION", description="Version of vLLM, for engines that do not report it: those before 0.24"),
+        Meta(
+            title="VERSION",
+            description="Version of vLLM, for engines that report none (those before 0.24) or no release (built from "
+            "source)",
+        ),
     ] = None
     structured_outputs_backend: Annotated[
-        ConstraintBackend, Meta(description="What vLLM enforces constraints with")
-    ] = "guidance"
+        ConstraintBackend | None, Meta(description="What vLLM enforces constraints with [default: guidance]")
+    ] = None
     max_logprobs: Annotated[
-        int,
+        Annotated[int, Meta(ge=-1, le=MOST_LOGPROBS)] | None,
         Meta(
-            title="N", description="Alternatives to a token that vLLM gives logprobs of; its own --max-logprobs", ge=0
+            title="N",
+            description="Alternatives to a token that vLLM gives logprobs of: its own --max-logprobs; -1, which is no "
+            f"limit there, is {MOST_LOGPROBS} here [default: 20]",
         ),
-    ] = 20
+    ] = None
 
 
 class WorkerSettings(ModelSettings, frozen=True, kw_only=True):
@@ -91,9 +97,12 @@ class WorkerSettings(ModelSettings, frozen=True, kw_only=True):
         ),
     ] = None
     request_form: Annotated[
-        RequestForm,
-        Meta(description="Revision of TokenSpeed's wire that requests are written in: tuple is the first one"),
-    ] = "tagged"
+        RequestForm | None,
+        Meta(
+            description="Revision of TokenSpeed's wire that requests are written in: tuple is the first one [default: "
+            "tagged]"
+        ),
+    ] = None
     engine_count: Annotated[
         int, Meta(title="N", description="Engines that share the sockets: data-parallel ranks, numbered from 0", ge=1)
     ] = 1

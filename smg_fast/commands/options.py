@@ -19,8 +19,8 @@ def add_options(parser: argparse.ArgumentParser, settings: type[msgspec.Struct],
         described: dict[str, Any] = {"required": field.required, "help": _help(meta.description, field)}
         if kind is bool:
             described |= {"action": "store_const", "const": True}
-        elif get_origin(kind) is Literal:
-            described["choices"] = get_args(kind)
+        elif choices := _choices(kind):
+            described["choices"] = choices
         else:
             described["metavar"] = meta.title
         if get_origin(kind) is tuple:
@@ -57,6 +57,14 @@ def refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
     """End the process if there are arguments that the parser did not know."""
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """Of a literal, which may be one that can be left out."""
+    for alternative in (kind, *get_args(kind)):
+        if get_origin(alternative) is Literal:
+            return get_args(alternative)
+    return ()
 
 
 def _flag(name: str) -> str:

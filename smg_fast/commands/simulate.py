@@ -89,7 +89,8 @@ def command(
     """
     assert worker.handshake_address is not None
     arguments = ["--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(os.getpid())]
-    arguments += ["--max-logprobs", str(worker.max_logprobs)]
+    if worker.max_logprobs is not None:
+        arguments += ["--max-logprobs", str(worker.max_logprobs)]
     if worker.vllm_version is not None:
         arguments += ["--vllm-version", worker.vllm_version]
     arguments += options

@@ -40,7 +40,7 @@ def command(
         name = option.partition("=")[0].replace("_", "-")
         if name in _GATEWAY_OPTIONS:
             parser.error(f"{name} is for the gateway too: give it before --")
-    own = ["--max-logprobs", str(worker.max_logprobs)]
+    own = [] if worker.max_logprobs is None else ["--max-logprobs", str(worker.max_logprobs)]
     if settings.tokenizer is not None:
         own += ["--tokenizer", settings.tokenizer]
     try:

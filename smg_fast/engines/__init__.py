@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .capabilities import Capabilities, OptionalParameter
 from .family import EngineFamily, StartWave, UnsupportedEngineError
 from .request import Constraint, ConstraintKind, GenerationRequest, SamplingParams
 from .tokenspeed import RequestForm, TokenSpeed
-from .vllm import VLLM, ConstraintBackend
+from .vllm import MOST_LOGPROBS, VLLM, ConstraintBackend
 
 __all__ = [
     "FAMILIES",
+    "MOST_LOGPROBS",
     "VLLM",
     "Capabilities",
     "Constraint",
@@ -33,12 +36,12 @@ FAMILIES = (VLLM.name, TokenSpeed.name)
 def family(
     name: str,
     *,
-    request_form: RequestForm = "tagged",
+    request_form: RequestForm | None = None,
     vllm_version: str | None = None,
-    structured_outputs_backend: ConstraintBackend = "guidance",
-    max_logprobs: int = 20,
+    structured_outputs_backend: ConstraintBackend | None = None,
+    max_logprobs: int | None = None,
 ) -> EngineFamily:
-    """The family of this name.
+    """The family of this name. What is not given has the family's default.
 
     Parameters
     ----------
@@ -50,10 +53,26 @@ def family(
     Raises
     ------
     ValueError
-        An unknown name, or a version of vLLM whose wire is not known.
+        An unknown name, something that is given and means nothing to the family, or a version of vLLM whose wire is not
+        known.
     """
+    of_tokenspeed = {"--request-form": request_form}
+    of_vllm = {
+        "--vllm-version": vllm_version,
+        "--structured-outputs-backend": structured_outputs_backend,
+        "--max-logprobs": max_logprobs,
+    }
     if name == VLLM.name:
-        return VLLM(vllm_version, structured_outputs_backend, max_logprobs)
+        _refuse(of_tokenspeed, TokenSpeed.name, name)
+        logprobs = 20 if max_logprobs is None else max_logprobs
+        return VLLM(vllm_version, structured_outputs_backend or "guidance", logprobs)
     if name == TokenSpeed.name:
-        return TokenSpeed(request_form)
+        _refuse(of_vllm, VLLM.name, name)
+        return TokenSpeed(request_form or "tagged")
     raise ValueError(f"unknown runtime {name!r}; known: {', '.join(FAMILIES)}")
+
+
+def _refuse(options: Mapping[str, object], of: str, name: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"{option} is an option of the runtime {of}, and this one is {name}")

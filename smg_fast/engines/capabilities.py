@@ -8,17 +8,14 @@ import msgspec
 
 from .request import ConstraintKind
 
-#: Parameters of ``SamplingParams``, ``Constraint`` and ``GenerationRequest`` that some families have no room for.
+#: Parameters of ``SamplingParams`` and ``GenerationRequest`` that some families have no room for.
 OptionalParameter = Literal[
     "allowed_token_ids",
     "bad_words",
     "cache_salt",
-    "disable_additional_properties",
-    "disable_any_whitespace",
     "logit_bias",
     "priority",
     "prompt_logprobs",
-    "whitespace_pattern",
 ]
 
 

@@ -21,9 +21,6 @@ class Constraint(msgspec.Struct, frozen=True):
 
     kind: ConstraintKind
     value: str | tuple[str, ...] = ""
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

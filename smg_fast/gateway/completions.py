@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -17,7 +17,6 @@ from ..engines import Constraint, GenerationRequest
 from .body import read_request
 from .constraints import constraint_of
 from .errors import invalid
-from .grammars import check_compiles
 from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from .sampling import for_choice, prompt_logprobs, sampled_logprobs, sampling_params
 from .serving import GATEWAY, Target
@@ -30,7 +29,6 @@ _CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 _ID_PREFIX = {ChatCompletionRequest: "chatcmpl", CompletionRequest: "cmpl"}
-_FORMAT = {ChatCompletionRequest: ResponseFormat.chat, CompletionRequest: ResponseFormat.completion}
 
 _RANK_HEADER = "X-data-parallel-rank"
 _RANK = re.compile(r"[0-9]{1,9}")
@@ -51,7 +49,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     with http.app[GATEWAY].in_flight:
         request = await _read(http, _CHAT)
         target = http.app[GATEWAY].target(request.model)
-        constraint = await _check(request, target)
+        constraint = await _check(http, request, target)
         template = target.model.encoder.template
         if request.documents and template is not None and not template.takes_documents:
             raise invalid("documents", "documents: the model's chat template takes none")
@@ -73,19 +71,19 @@ async def completions(http: web.Request) -> web.StreamResponse:
     with http.app[GATEWAY].in_flight:
         request = await _read(http, _COMPLETION)
         target = http.app[GATEWAY].target(request.model)
-        constraint = await _check(request, target)
+        constraint = await _check(http, request, target)
         limits = target.terms.limits
         prompts: list[_Prompt] = []
         for given in given_prompts(request, limits):
-            if isinstance(given, str):
+            if isinstance(given.value, str):
+                text = given.value
                 ids = await target.model.encoder.encode_text(
-                    given, request.add_special_tokens is not False, context=limits.max_model_len
+                    text, request.add_special_tokens is not False, context=limits.max_model_len, param=given.param
                 )
-                text = given
             else:
-                ids = given
+                ids = given.value
                 text = target.model.tokenizer.decode(ids, False) if request.echo else ""
-            check_prompt("prompt", ids, limits)
+            check_prompt(given.param, ids, limits)
             prompts.append(_Prompt(ids, text if request.echo else None))
             await asyncio.sleep(0)  # others have their turn between two prompts
         return await _answer(http, target, request, prompts, constraint)
@@ -105,17 +103,21 @@ async def _read(http: web.Request, decoder: msgspec.json.Decoder[GenerateRequest
 def _echo(request: ChatCompletionRequest) -> str | None:
     """The last message's text, if the answer is more of the same: the assistant's, or of whoever's turn it still is."""
     last = request.messages[-1]
-    same = last.role == _ASSISTANT or request.add_generation_prompt is False
-    return last.text if request.echo and same else None
+    return last.text if request.echo and last.role == _role(request) else None
 
 
-async def _check(request: AnyRequest, target: Target) -> Constraint | None:
+def _role(request: ChatCompletionRequest) -> str:
+    """Whose the answer is: the assistant's, unless no new message begins."""
+    return request.messages[-1].role if request.add_generation_prompt is False else _ASSISTANT
+
+
+async def _check(http: web.Request, request: AnyRequest, target: Target) -> Constraint | None:
     """All that can be refused without the prompt; returns the constraint on the answer."""
     check(request, target.terms)
     named = constraint_of(request, target.terms.capabilities)
     if named is None:
         return None
-    await check_compiles(named, target.terms.capabilities)
+    await http.app[GATEWAY].compiler.check(named, target.terms.capabilities)
     return named.constraint
 
 
@@ -128,21 +130,11 @@ async def _answer(
 ) -> web.StreamResponse:
     id = f"{_ID_PREFIX[type(request)]}-{secrets.token_hex(12)}"
     requests = _generations(id, request, prompts, target, constraint)
-    options = request.stream_options
-    include_usage = bool(options is not None and options.include_usage)
-    response_format = _FORMAT[type(request)](
-        id=id,
-        model=target.name,
-        created=int(time.time()),
-        stream=bool(request.stream),
-        include_usage=include_usage,
-        continuous_usage=bool(include_usage and options is not None and options.continuous_usage_stats),
-    )
     client = target.client
     sink = EventStream(http, client) if request.stream else BodySink()
     key = await client.generate(
         sink,
-        format=response_format,
+        format=_response_format(id, request, target),
         options=_text_options(request, target),
         tokenizer=target.model.tokenizer,
         prompts=[Prompt(prompt.ids, echo=prompt.echo) for prompt in prompts],
@@ -153,6 +145,22 @@ async def _answer(
     finally:
         # After a whole answer there is nothing to cancel; before its end, the client is gone.
         client.cancel(key)
+
+
+def _response_format(id: str, request: AnyRequest, target: Target) -> ResponseFormat:
+    options = request.stream_options
+    include_usage = bool(options is not None and options.include_usage)
+    given: dict[str, Any] = {
+        "id": id,
+        "model": target.name,
+        "created": int(time.time()),
+        "stream": bool(request.stream),
+        "include_usage": include_usage,
+        "continuous_usage": bool(include_usage and options is not None and options.continuous_usage_stats),
+    }
+    if isinstance(request, ChatCompletionRequest):
+        return ResponseFormat.chat(**given, role=_role(request))
+    return ResponseFormat.completion(**given)
 
 
 def _generations(

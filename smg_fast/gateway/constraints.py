@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,13 +17,6 @@ MAX_CONSTRAINT_SIZE = 128 << 10
 #: engines do with a schema is recursive, or takes the longer the deeper it is.
 MAX_SCHEMA_DEPTH = 64
 MAX_TAG_DEPTH = 80
-#: Rules of a grammar, definitions that a schema refers to: what is made of each may stand on the stack at once, and
-#: llguidance ends its process where that is full, at some 2,000 on the 8 MiB that threads have as a rule.
-MAX_DEFINITIONS = 400
-
-
-#: What stands before a rule in Lark's notation or in GBNF, and before a value in a schema inside: never too few.
-_DEFINITION = re.compile(r"""[\w"\]}]\s*:""")
 
 
 class NamedConstraint(msgspec.Struct, frozen=True):
@@ -35,7 +27,7 @@ class NamedConstraint(msgspec.Struct, frozen=True):
 
 
 def constraint_of(request: GenerateRequest, capabilities: Capabilities) -> NamedConstraint | None:
-    """The constraint that a request asks for, if it does. Whether it compiles is another matter, see ``grammars``.
+    """The constraint that a request asks for, if it does. Whether it compiles is another matter, see ``compiler``.
 
     Raises
     ------
@@ -53,9 +45,7 @@ def constraint_of(request: GenerateRequest, capabilities: Capabilities) -> Named
     if named.constraint.kind not in capabilities.constraints:
         raise invalid(named.param, f"{named.param} is not supported by the engine")
     value = named.constraint.value
-    size = len((value if isinstance(value, str) else "".join(value)).encode())
-    if size > MAX_CONSTRAINT_SIZE:
-        raise invalid(named.param, f"{named.param} can have at most {MAX_CONSTRAINT_SIZE} bytes, got {size}")
+    _check_size(named.param, (value if isinstance(value, str) else "".join(value)).encode())
     return named
 
 
@@ -71,6 +61,12 @@ def _given(request: GenerateRequest) -> Iterator[NamedConstraint]:
 
 def _of_response_format(format: ResponseFormat) -> Iterator[NamedConstraint]:
     name = "response_format"
+    if format.type not in _RESPONSE_FORMATS:
+        known = "text, json_object, json_schema or structural_tag"
+        raise invalid(f"{name}.type", f"{name}.type must be {known}, got {format.type!r}")
+    for field in format.__struct_fields__:
+        if field not in ("type", *_RESPONSE_FORMATS[format.type]) and getattr(format, field) is not None:
+            raise invalid(f"{name}.{field}", f"{name}.{field} is of another type, got {format.type}")
     if format.type == "json_object":
         yield NamedConstraint(name, Constraint("json_object"))
     elif format.type == "json_schema":
@@ -80,11 +76,8 @@ def _of_response_format(format: ResponseFormat) -> Iterator[NamedConstraint]:
         name = f"{name}.schema"
         yield NamedConstraint(name, _json(name, format.json_schema.schema))
     elif format.type == "structural_tag":
-        tag = msgspec.to_builtins(_StructuralTag(format.format, format.structures, format.triggers))
+        tag = _StructuralTag(format.format, format.structures, format.triggers)
         yield NamedConstraint(name, _structural_tag(name, tag))
-    elif format.type != "text":
-        known = "text, json_object, json_schema or structural_tag"
-        raise invalid(f"{name}.type", f"{name}.type must be {known}, got {format.type!r}")
 
 
 def _of_structured_outputs(outputs: StructuredOutputs) -> Iterator[NamedConstraint]:
@@ -96,18 +89,14 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Iterator[NamedConstrai
         raise invalid(name, f"{name} has no constraint: one of {', '.join(_STRUCTURED_OUTPUTS)} is required")
     for kind, value in given.items():
         path = f"{name}.{kind}"
-        constraint = msgspec.structs.replace(
-            _STRUCTURED_OUTPUTS[kind](path, value),
-            whitespace_pattern=outputs.whitespace_pattern,
-            disable_any_whitespace=bool(outputs.disable_any_whitespace),
-            disable_additional_properties=bool(outputs.disable_additional_properties),
-        )
-        yield NamedConstraint(path, constraint)
+        yield NamedConstraint(path, _STRUCTURED_OUTPUTS[kind](path, value))
 
 
 def _json(name: str, schema: str | dict[str, Any]) -> Constraint:
     """Of a schema, or its JSON."""
-    return Constraint("json_schema", _encode(name, _object(name, schema), MAX_SCHEMA_DEPTH))
+    value, text = _object(name, schema)
+    _check_depth(name, value, MAX_SCHEMA_DEPTH)
+    return Constraint("json_schema", text)
 
 
 def _json_object(name: str, wanted: bool) -> Constraint:
@@ -126,8 +115,6 @@ def _text(kind: ConstraintKind) -> Callable[[str, str], Constraint]:
     def read(name: str, text: str) -> Constraint:
         if not text.strip():
             raise invalid(name, f"{name} is empty")
-        if kind == "grammar":
-            _check_definitions(name, sum(1 for _ in _DEFINITION.finditer(text)))
         if "\0" in text:
             raise invalid(name, f"{name} must be without the character NUL")
         return Constraint(kind, text)
@@ -143,36 +130,50 @@ class _StructuralTag(msgspec.Struct, omit_defaults=True, tag_field="type", tag="
     triggers: list[str] | None = None
 
 
-def _structural_tag(name: str, tag: str | dict[str, Any]) -> Constraint:
-    value = _object(name, tag)
+def _structural_tag(name: str, tag: str | dict[str, Any] | _StructuralTag) -> Constraint:
+    value, text = _object(name, tag)
+    _check_depth(name, value, MAX_TAG_DEPTH)
+    kind = value.get("type", "structural_tag")
+    if kind != "structural_tag":
+        raise invalid(f"{name}.type", f"{name}.type must be structural_tag, got {kind!r}")
     try:
-        shape = msgspec.convert({**value, "type": "structural_tag"}, _StructuralTag)
+        shape = msgspec.convert({**value, "type": kind}, _StructuralTag)
     except msgspec.ValidationError as error:
         raise invalid(name, f"{name} is not a structural tag: {error}") from None
     older = (shape.structures, shape.triggers)
     if (shape.format is None) == (None in older) and (shape.format is None or any(older)):
         raise invalid(name, f"{name} must have either format, or structures and triggers")
-    return Constraint("structural_tag", _encode(name, value, MAX_TAG_DEPTH))
+    for index, structure in enumerate(shape.structures or ()):
+        if structure.schema is None:
+            path = f"{name}.structures[{index}].schema"
+            raise invalid(path, f"{path}: missing, and required")
+    return Constraint("structural_tag", text)
 
 
-def _object(name: str, value: str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise invalid(name, f"{name} is not valid JSON: {error}") from None
+def _object(name: str, given: str | dict[str, Any] | _StructuralTag) -> tuple[dict[str, Any], str]:
+    """Of an object, or its JSON, both. Its size is checked before anything looks at what is inside."""
+    try:
+        if isinstance(given, str):
+            _check_size(name, given.encode())
+            given = msgspec.json.decode(given)
+        encoded = msgspec.json.encode(given)
+        _check_size(name, encoded)
+        value = msgspec.json.decode(encoded)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(name, f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid(name, f"{name} must be an object, got JSON of another kind")
-    return value
+    return value, encoded.decode()
 
 
-def _encode(name: str, value: dict[str, Any], depth: int) -> str:
+def _check_size(name: str, encoded: bytes) -> None:
+    if len(encoded) > MAX_CONSTRAINT_SIZE:
+        raise invalid(name, f"{name} can have at most {MAX_CONSTRAINT_SIZE} bytes, got {len(encoded)}")
+
+
+def _check_depth(name: str, value: dict[str, Any], depth: int) -> None:
     level: list[Any] = [value]
-    references: set[str] = set()
     for _ in range(depth):
-        references |= {
-            target for node in level if isinstance(node, dict) and isinstance(target := node.get("$ref"), str)
-        }
         level = [
             child
             for node in level
@@ -181,14 +182,15 @@ def _encode(name: str, value: dict[str, Any], depth: int) -> str:
         ]
     if level:
         raise invalid(name, f"{name} is nested too deeply: the limit is {depth} objects and arrays inside one another")
-    _check_definitions(name, len(references))
-    return msgspec.json.encode(value).decode()
 
 
-def _check_definitions(name: str, count: int) -> None:
-    if count > MAX_DEFINITIONS:
-        raise invalid(name, f"{name} can have at most {MAX_DEFINITIONS} definitions, got {count}")
-
+#: What belongs to each type of a response format.
+_RESPONSE_FORMATS: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("format", "structures", "triggers"),
+}
 
 _Reader = Callable[[str, Any], Constraint]
 _PARAMETERS: dict[str, _Reader] = {

@@ -24,6 +24,10 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<message>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
 
+#: Half of a pair of escapes that together are one character, at the end of a body: msgspec looks for the other half
+#: further behind.
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}.{0,8}$", re.DOTALL)
+
 _type_info = functools.cache(inspect.type_info)
 
 
@@ -46,9 +50,7 @@ def decode(decoder: msgspec.json.Decoder[Request], body: bytes, *, strict: bool 
         except msgspec.ValidationError as error:
             raise _wrong_type(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(
-                HTTPStatus.BAD_REQUEST, f"The body is not valid JSON: {error}", code="invalid_json"
-            ) from None
+            raise _not_json(str(error), body) from None
         except RecursionError:
             raise ApiError(HTTPStatus.BAD_REQUEST, "The body is nested too deeply", code="invalid_json") from None
     return request
@@ -66,10 +68,17 @@ def _without_collector(size: int) -> Iterator[None]:
         gc.enable()
 
 
+def _not_json(reason: str, body: bytes) -> ApiError:
+    if "surrogate" in reason or ("truncated" in reason and _HALF_A_PAIR.search(body[-20:])):
+        reason = "a text has half of a surrogate pair, which is no character"
+    return ApiError(HTTPStatus.BAD_REQUEST, f"The body is not valid JSON: {reason}", code="invalid_json")
+
+
 def _wrong_type(text: str) -> ApiError:
     message, path = text, None
     if at := _AT.match(text):
-        message, path = at["message"], at["path"]
+        # Where msgspec has "[...]" for the key of an object, the object is what can be named.
+        message, path = at["message"], at["path"].partition("[...]")[0] or None
     if missing := _MISSING.search(message):
         path = f"{path}.{missing['name']}" if path else missing["name"]
         message = "missing, and required"

@@ -12,13 +12,15 @@ from ..engines import Capabilities
 MAX_N = 128
 #: Choices of all prompts of one request together.
 MAX_GENERATIONS = 1024
+#: Bytes that the messages of all choices of a request are made of: token ids of the prompt, of bad words and of the
+#: lists below, and the constraint, which each of them repeats. 128 choices of a prompt of 128k tokens fit in.
+MAX_REPEATED_BYTES = 64 << 20
 #: Logprobs of the prompts of one request, those of every choice counted: they are one object of a body, and nothing
 #: else happens while it is written, which takes 1.5 us for each.
 MAX_PROMPT_LOGPROBS = 1 << 18
 MAX_STOP_STRINGS = 4
 #: Characters of one stop string: all of them are looked for in every piece of text.
 MAX_STOP_LENGTH = 1024
-#: The message of every choice to the engine repeats these.
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 1 << 14
@@ -26,6 +28,8 @@ MAX_ALLOWED_TOKENS = 1 << 14
 MAX_BAD_WORDS = 128
 #: Characters of one bad word.
 MAX_BAD_WORD_LENGTH = 1024
+#: Token ids that are one text: far more than any context, and decoded within 0.2 s.
+MAX_DETOKENIZED = 1 << 20
 #: What a bias beyond it counts as: with this one a token is certain already, or impossible.
 MAX_BIAS = 100.0
 #: What vLLM allows in a salt, which ends up in the keys of caches outside of it.

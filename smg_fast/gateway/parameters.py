@@ -12,6 +12,8 @@ from typing import get_args
 import msgspec
 
 from ..engines import Capabilities, ConstraintKind, OptionalParameter, family
+from .compiler import DEADLINE
+from .constraints import MAX_CONSTRAINT_SIZE, MAX_SCHEMA_DEPTH, MAX_TAG_DEPTH
 from .limits import (
     COMPLETION_TOKENS,
     MAX_ALLOWED_TOKENS,
@@ -20,14 +22,16 @@ from .limits import (
     MAX_BIAS,
     MAX_BIASED_TOKENS,
     MAX_CACHE_SALT_LENGTH,
+    MAX_GENERATIONS,
     MAX_N,
     MAX_PROMPT_LOGPROBS,
+    MAX_REPEATED_BYTES,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
 from .refusals import ASKS_NOTHING, NOT_HONOURED
-from .requests import ChatCompletionRequest, CompletionRequest
+from .requests import ChatCompletionRequest, CompletionRequest, StructuredOutputs
 
 #: By title of their column.
 _ENGINES = {"vLLM": family("vllm").capabilities, "TokenSpeed": family("tokenspeed").capabilities}
@@ -40,11 +44,14 @@ _LABEL = "A label of the client's own, without effect"
 MEANINGS: dict[str, str] = {
     "model": "A name that the model is served by. It may be left out where there is one model only",
     "messages": (
-        "Text. Roles: `system`, `developer`, `user`, `assistant`, `tool`, and others that the chat template writes out"
+        "Text; images, audio, files and `function_call` are refused. Roles: `system`, `developer`, `user`, "
+        "`assistant`, `tool`, and others that the chat template writes out"
     ),
     "prompt": "A text, token ids, or a list of either",
     "stream": "Server-sent events",
-    "stream_options": "For streams: `include_usage`, and with it `continuous_usage_stats`",
+    "stream_options": (
+        "For streams: `include_usage`, and with it `continuous_usage_stats`; `include_obfuscation` is refused"
+    ),
     "n": f"1 to {MAX_N} choices, each with a seed of its own; 1 with temperature 0",
     "best_of": "The same number as `n`",
     "max_tokens": (
@@ -61,7 +68,8 @@ MEANINGS: dict[str, str] = {
     "presence_penalty": "-2 to 2",
     "repetition_penalty": "Above 0: a normal float of 32 bits",
     "logit_bias": (
-        f"By token id, up to {MAX_BIASED_TOKENS:,}; what is beyond -{MAX_BIAS:g} or {MAX_BIAS:g} counts as that"
+        f"By token id, without leading zeros, up to {MAX_BIASED_TOKENS:,}; "
+        f"what is beyond -{MAX_BIAS:g} or {MAX_BIAS:g} counts as that"
     ),
     "allowed_token_ids": f"1 to {MAX_ALLOWED_TOKENS:,} ids: no other token is sampled",
     "bad_words": f"Up to {MAX_BAD_WORDS} words of {MAX_BAD_WORD_LENGTH:,} characters",
@@ -74,8 +82,8 @@ MEANINGS: dict[str, str] = {
     "logprobs": "Chats: true, with `top_logprobs`. Completions: the number of alternatives to each token",
     "top_logprobs": "The number of alternatives to each token",
     "prompt_logprobs": (
-        f"The number of alternatives to each token of the prompt; at most {MAX_PROMPT_LOGPROBS:,} logprobs in all; in "
-        "streams 0 only, and none are shown"
+        "The number of alternatives to each token of the prompt. With them, of all prompts and choices together, at "
+        f"most {MAX_PROMPT_LOGPROBS:,} logprobs, those for `echo` too. In streams 0 only, and none are shown"
     ),
     "echo": (
         "The prompt's text before the answer; completions with `logprobs`: those of its tokens too, if the engine "
@@ -86,7 +94,10 @@ MEANINGS: dict[str, str] = {
     "continue_final_message": "The answer goes on with the last message; with `add_generation_prompt` false",
     "add_special_tokens": "The tokenizer's own, around the prompt: for completions unless false, for chats if true",
     "documents": "If the chat template takes them",
-    "chat_template_kwargs": "Variables of the chat template",
+    "chat_template_kwargs": (
+        "Variables of the chat template's own; not those that the request sets: `tools`, `documents`, "
+        "`add_generation_prompt`, ..."
+    ),
     "priority": "64 bits. Lower goes first, if the engine schedules by priority",
     "data_parallel_rank": (
         "The engine that takes the request: from 0, below their number; also as header `X-data-parallel-rank`"
@@ -97,9 +108,6 @@ MEANINGS: dict[str, str] = {
     ),
     "response_format": "`text`, `json_object`, `json_schema`, `structural_tag`",
     "structured_outputs": "vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`",
-    "whitespace_pattern": "In `structured_outputs`",
-    "disable_any_whitespace": "In `structured_outputs`",
-    "disable_additional_properties": "In `structured_outputs`",
     "guided_json": "vLLM's older name of `structured_outputs.json`",
     "guided_regex": "Of `structured_outputs.regex`",
     "guided_choice": "Of `structured_outputs.choice`",
@@ -161,11 +169,22 @@ def _page() -> Iterator[str]:
     yield ""
     yield from _table(["Parameter", "Endpoint", "Meaning", *_ENGINES], _parameters())
     yield ""
-    yield "An engine without alternatives answers a completion's `logprobs` 1 like 0: with the sampled tokens'."
+    yield "An engine without alternatives answers a completion's `logprobs` 1 like 0: with the sampled tokens'. The"
+    yield "most for vLLM is the gateway's `--max-logprobs`, 20 unless it is given; so it is for `prompt_logprobs`."
+    yield ""
+    yield "What a request leaves out is as the model's `generation_config.json` says: `temperature`, `top_p`, `top_k`,"
+    yield "`min_p`, the three penalties, and `max_tokens` of chats, which is `max_new_tokens` there. Not with"
+    yield "`--generation-config none`, nor what the engine cannot honour."
+    yield ""
+    yield f"All prompts together have at most {MAX_GENERATIONS:,} choices. The engine is told everything for each of"
+    yield "them, of which the token ids (of the prompt, `stop_token_ids`, `allowed_token_ids`, `bad_words`: 4 bytes"
+    yield f"each; of `logit_bias` 12) and the constraint must not be more than {MAX_REPEATED_BYTES >> 20} MiB in all."
     yield ""
     yield "## Constraints"
     yield ""
-    yield "An answer can have one at most, of up to 128 KiB, and one that compiles."
+    yield f"An answer can have one at most, of up to {MAX_CONSTRAINT_SIZE >> 10} KiB, and one that compiles, within"
+    yield f"{DEADLINE:g} s. In a schema objects and arrays are nested {MAX_SCHEMA_DEPTH} deep at most, in a structural"
+    yield f"tag {MAX_TAG_DEPTH}."
     yield ""
     yield from _table(["Kind", "The answer is", *_ENGINES], _kinds())
     yield ""
@@ -180,8 +199,6 @@ def _parameters() -> Iterator[list[str]]:
     for name, endpoint in _endpoints():
         if name not in NOT_HONOURED[ChatCompletionRequest] + NOT_HONOURED[CompletionRequest]:
             yield [f"`{name}`", endpoint, MEANINGS[name], *(_honoured(name, engine) for engine in _ENGINES.values())]
-    for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
-        yield [f"`{name}`", "both", MEANINGS[name], *(_honoured(name, engine) for engine in _ENGINES.values())]
 
 
 def _kinds() -> Iterator[list[str]]:
@@ -193,7 +210,13 @@ def _kinds() -> Iterator[list[str]]:
 def _refused() -> Iterator[list[str]]:
     for name, endpoint in _endpoints():
         if name in NOT_HONOURED[ChatCompletionRequest] + NOT_HONOURED[CompletionRequest]:
-            yield [f"`{name}`", endpoint, ", ".join(f"`{json.dumps(value)}`" for value in ASKS_NOTHING.get(name, ()))]
+            yield [f"`{name}`", endpoint, _accepted(name)]
+    for name in NOT_HONOURED[StructuredOutputs]:
+        yield [f"`structured_outputs.{name}`", "both", _accepted(name)]
+
+
+def _accepted(name: str) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in ASKS_NOTHING.get(name, ()))
 
 
 def _honoured(name: str, capabilities: Capabilities) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 import msgspec
 
 from .errors import invalid
-from .requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from .requests import ChatCompletionRequest, CompletionRequest, StructuredOutputs, TokenizeRequest
 
 #: By parameter: the values besides null that ask for nothing, and are accepted.
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "disable_fallback": (True, False),
     "early_stopping": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -45,17 +48,22 @@ _TOOLS = ("function_call", "functions", "parallel_tool_calls", "tool_choice", "t
 #: By request, the names of its fields that are only there to be refused.
 NOT_HONOURED: Mapping[type[msgspec.Struct], tuple[str, ...]] = {
     request: tuple(field.name for field in msgspec.structs.fields(request) if field.type is Any)
-    for request in (ChatCompletionRequest, CompletionRequest, TokenizeRequest)
+    for request in (ChatCompletionRequest, CompletionRequest, StructuredOutputs, TokenizeRequest)
 }
 
 
-def refuse_what_is_not_honoured(request: msgspec.Struct) -> None:
-    """Raises ``ApiError``, 400, naming the first parameter that asks for something nothing here can do."""
+def refuse_what_is_not_honoured(request: msgspec.Struct, within: str = "") -> None:
+    """Raises ``ApiError``, 400, naming the first parameter that asks for something nothing here can do.
+
+    ``within`` is where the request has it, if it is a part of one: ``structured_outputs.``
+    """
     for name in NOT_HONOURED[type(request)]:
         value = getattr(request, name)
         if value is not None and not _asks_nothing(name, value):
-            reason = "tool calls are not supported" if name in _TOOLS else f"{name} is not supported"
-            raise invalid(name, f"{name}: {reason}" if name in _TOOLS else reason)
+            path = f"{within}{name}"
+            raise invalid(
+                path, f"{path}: tool calls are not supported" if name in _TOOLS else f"{path} is not supported"
+            )
 
 
 def _asks_nothing(name: str, value: Any) -> bool:

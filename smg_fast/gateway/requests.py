@@ -45,7 +45,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's: one of the first six, and how it is enforced."""
+    """vLLM's. How it is enforced is for its engine's options to say: no backend of vLLM 0.32 reads that per request."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -53,9 +53,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
+
+    disable_additional_properties: Any = None
+    disable_any_whitespace: Any = None
+    disable_fallback: Any = None
+    whitespace_pattern: Any = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):

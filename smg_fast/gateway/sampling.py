@@ -9,7 +9,16 @@ import msgspec
 from .._codec import Tokenizer
 from ..engines import Constraint, SamplingParams
 from .errors import invalid
-from .limits import COMPLETION_TOKENS, INT64, MAX_BAD_WORDS, MAX_BIAS, MAX_PROMPT_LOGPROBS, Limits, Terms
+from .limits import (
+    COMPLETION_TOKENS,
+    INT64,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_REPEATED_BYTES,
+    Limits,
+    Terms,
+)
 from .requests import ChatCompletionRequest, CompletionRequest
 from .validation import (
     AnyRequest,
@@ -46,8 +55,8 @@ def sampling_params(
     Raises
     ------
     ApiError
-        400, for bad words that are none to the tokenizer, ``min_tokens`` that the context has no room for, and more
-        logprobs of prompts than there may be.
+        400, for bad words that are none to the tokenizer, tokens forbidden beside a constraint, ``min_tokens`` that the
+        context has no room for, and more logprobs of prompts, or more to repeat for every choice, than there may be.
     """
     given = terms.defaults.sampling()
     given |= {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
@@ -63,8 +72,12 @@ def sampling_params(
         given["allowed_token_ids"] = tuple(dict.fromkeys(request.allowed_token_ids))
     given["bad_words"] = _bad_words(request.bad_words or (), terms.limits, tokenizer)
     given["constraint"] = constraint
+    if constraint is not None:
+        _check_constrained(request)
     _check_prompt_logprobs(request, prompt_tokens, given["prompt_logprobs"])
-    return [SamplingParams(max_tokens=_max_tokens(request, tokens, terms), **given) for tokens in prompt_tokens]
+    sampling = [SamplingParams(max_tokens=_max_tokens(request, tokens, terms), **given) for tokens in prompt_tokens]
+    _check_repeated_bytes(request, prompt_tokens, sampling[0])
+    return sampling
 
 
 def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
@@ -85,14 +98,24 @@ def sampled_logprobs(request: AnyRequest, terms: Terms) -> int | None:
 
 def prompt_logprobs(request: AnyRequest, terms: Terms) -> int | None:
     """Alternatives to get with each token of the prompt. As in vLLM, an echo comes with as many as the answer has."""
-    if request.prompt_logprobs is not None and not request.stream:
-        return request.prompt_logprobs
-    if not request.echo or "prompt_logprobs" not in terms.capabilities.parameters:
+    if "prompt_logprobs" not in terms.capabilities.parameters:
         return None
-    if isinstance(request, CompletionRequest):
-        return request.logprobs
-    # A chat's are an object beside the choices, for which a stream has no place.
-    return None if request.stream else request.top_logprobs or 0
+    is_chat = isinstance(request, ChatCompletionRequest)
+    echoed = sampled_logprobs(request, terms)
+    if is_chat:
+        echoed = echoed or 0
+    if request.stream and (is_chat or not request.echo or echoed is None):
+        return None  # a stream has a place for them in a completion's echo alone
+    if request.prompt_logprobs is not None:
+        return request.prompt_logprobs
+    return echoed if request.echo else None
+
+
+def _check_constrained(request: AnyRequest) -> None:
+    """An engine that may say nothing of what the constraint allows fails the request."""
+    for name in ("allowed_token_ids", "bad_words"):
+        if getattr(request, name):
+            raise invalid(name, f"{name} cannot be had together with a constraint on the answer")
 
 
 def _check_prompt_logprobs(request: AnyRequest, prompt_tokens: Sequence[int], alternatives: int | None) -> None:
@@ -106,6 +129,24 @@ def _check_prompt_logprobs(request: AnyRequest, prompt_tokens: Sequence[int], al
             name,
             f"{name}: {tokens} tokens of prompts, with {alternatives} alternatives each, for {n} choices make {count} "
             f"logprobs; the limit is {MAX_PROMPT_LOGPROBS}",
+        )
+
+
+def _check_repeated_bytes(request: AnyRequest, prompt_tokens: Sequence[int], sampling: SamplingParams) -> None:
+    """What the message of every choice says again: 4 bytes a token id, 12 one with its bias, and the constraint."""
+    ids = (*sampling.bad_words, sampling.stop_token_ids, sampling.allowed_token_ids or ())
+    constraint = "" if sampling.constraint is None else sampling.constraint.value
+    text = constraint if isinstance(constraint, str) else "".join(constraint)
+    common = 4 * sum(map(len, ids)) + 12 * len(sampling.logit_bias) + len(text.encode())
+    n, tokens = request.n or 1, sum(prompt_tokens)
+    choices = n * len(prompt_tokens)
+    size = choices * common + 4 * n * tokens
+    if size > MAX_REPEATED_BYTES:
+        prompt = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        raise invalid(
+            "n" if n > 1 else prompt,
+            f"{choices} choices, each with {common} bytes of token ids and constraint, and prompts of {tokens} tokens "
+            f"make {size} bytes for the engine; the limit is {MAX_REPEATED_BYTES}",
         )
 
 

@@ -116,6 +116,7 @@ class GatewayServer:
 
     async def _close(self) -> None:
         await self.gateway.registry.close()
+        await self.gateway.compiler.close()
         await self._runner.cleanup()
         self._threads.stop()
 

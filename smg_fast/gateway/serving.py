@@ -12,6 +12,7 @@ from aiohttp import web
 
 from ..transport import EngineClient
 from ..workers import Registry, UnknownModelError
+from .compiler import Compiler
 from .errors import ApiError, invalid, unavailable
 from .limits import Limits, Terms
 from .models import ModelCard, ServedModel
@@ -63,6 +64,7 @@ class Gateway:
     def __init__(self, registry: Registry, models: Mapping[str, ServedModel]) -> None:
         self.registry = registry
         self.in_flight = InFlight()
+        self.compiler = Compiler()
         self._models = models
 
     def target(self, name: str | None) -> Target:

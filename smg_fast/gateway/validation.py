@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from .._codec import TokenIds
 from ..engines import Capabilities
 from .errors import ApiError, invalid
@@ -34,7 +36,8 @@ from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
 
-_TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
+#: As JSON has integers: of several ways to write one, only one is a key.
+_TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,19}")
 
 
 def check(request: AnyRequest, terms: Terms) -> None:
@@ -47,8 +50,10 @@ def check(request: AnyRequest, terms: Terms) -> None:
     """
     limits = terms.limits
     refuse_what_is_not_honoured(request)
+    if request.structured_outputs is not None:
+        refuse_what_is_not_honoured(request.structured_outputs, "structured_outputs.")
     for name in _asked_of_the_engine(request):
-        if name.rpartition(".")[2] not in terms.capabilities.parameters:
+        if name not in terms.capabilities.parameters:
             raise invalid(name, f"{name} is not supported by the engine")
     for name, allowed in RANGES.items():
         value = getattr(request, name)
@@ -61,7 +66,7 @@ def check(request: AnyRequest, terms: Terms) -> None:
             raise invalid(name, f"{name} must be an integer of 64 bits, got {value}")
     _check_choices(request, terms)
     _check_stop(request)
-    _check_count("stop_token_ids", "ids", request.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
+    check_count("stop_token_ids", "ids", request.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
     _check_vocabulary("stop_token_ids", request.stop_token_ids or (), limits)
     _check_logit_bias(request.logit_bias or {}, limits)
     _check_allowed_token_ids(request.allowed_token_ids, limits)
@@ -69,7 +74,7 @@ def check(request: AnyRequest, terms: Terms) -> None:
     _check_cache_salt(request.cache_salt)
     _check_data_parallel_rank(request.data_parallel_rank, limits)
     _check_stream_options(request)
-    _check_logprobs(request, terms.capabilities)
+    _check_logprobs(request, terms.capabilities, limits)
     _check_max_tokens(request, limits)
     # It is true where it is not given.
     if isinstance(request, ChatCompletionRequest) and request.continue_final_message:
@@ -96,25 +101,33 @@ def check_prompt(param: str, prompt: TokenIds, limits: Limits) -> None:
     _check_length(param, len(prompt), limits)
 
 
-def given_prompts(request: CompletionRequest, limits: Limits) -> list[str | TokenIds]:
+class GivenPrompt(msgspec.Struct, frozen=True):
+    """One prompt of a completion. ``param`` is its path in the request."""
+
+    param: str
+    value: str | TokenIds
+
+
+def given_prompts(request: CompletionRequest, limits: Limits) -> list[GivenPrompt]:
     """The prompts of a completion one by one: texts, or token ids that are in the vocabulary."""
     given = request.prompt
     if isinstance(given, str):
-        return [given]
+        return [GivenPrompt("prompt", given)]
     if not given:
         raise invalid("prompt", "prompt is empty")
     if isinstance(given[0], int):
         _check_length("prompt", len(given), limits)  # before a look at each of what may be millions
     if all(isinstance(item, int) for item in given):
-        return [_token_ids("prompt", given, limits)]
+        return [GivenPrompt("prompt", _token_ids("prompt", given, limits))]
     if any(isinstance(item, int) for item in given):
         raise invalid("prompt", "prompt mixes token ids with whole prompts")
     choices = len(given) * (request.n or 1)
     if choices > MAX_GENERATIONS:
         raise invalid("prompt", f"{len(given)} prompts make {choices} choices; the limit is {MAX_GENERATIONS}")
+    paths = [f"prompt[{index}]" for index in range(len(given))]
     return [
-        item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item, limits)
-        for index, item in enumerate(given)
+        GivenPrompt(path, item if isinstance(item, str) else _token_ids(path, item, limits))
+        for path, item in zip(paths, given, strict=True)
     ]
 
 
@@ -122,6 +135,12 @@ def token_ids(param: str, ids: Sequence[int], limits: Limits) -> TokenIds:
     """Raises ``ApiError``, 400, for one that is outside the vocabulary."""
     _check_vocabulary(param, ids, limits)
     return TokenIds(ids)
+
+
+def check_count(param: str, what: str, given: Any, most: int) -> None:
+    """Raises ``ApiError``, 400, where more are given than there may be."""
+    if len(given) > most:
+        raise invalid(param, f"{param} can have at most {most} {what}, got {len(given)}")
 
 
 def stop_strings(request: GenerateRequest) -> tuple[str, ...]:
@@ -135,18 +154,13 @@ def wants_logprobs(request: AnyRequest) -> bool:
 
 
 def _asked_of_the_engine(request: AnyRequest) -> Iterator[str]:
-    """Paths of what some engine families have no room for, where it asks for something."""
+    """What some engine families have no room for, where it asks for something."""
     for name in ("logit_bias", "bad_words", "priority"):
         if getattr(request, name):
             yield name
     for name in ("allowed_token_ids", "cache_salt", "prompt_logprobs"):
         if getattr(request, name) is not None:
             yield name
-    outputs = request.structured_outputs
-    if outputs is not None:
-        for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
-            if getattr(outputs, name) not in (None, False):
-                yield f"structured_outputs.{name}"
 
 
 def _check_top_k(top_k: int | None, capabilities: Capabilities) -> None:
@@ -169,14 +183,14 @@ def _check_choices(request: AnyRequest, terms: Terms) -> None:
 
 def _check_stop(request: GenerateRequest) -> None:
     strings = stop_strings(request)
-    _check_count("stop", "strings", strings, MAX_STOP_STRINGS)
+    check_count("stop", "strings", strings, MAX_STOP_STRINGS)
     if "" in strings:
         raise invalid("stop", "a stop string is empty")
     _check_longest("stop", strings, MAX_STOP_LENGTH)
 
 
 def _check_logit_bias(bias: dict[str, float], limits: Limits) -> None:
-    _check_count("logit_bias", "tokens", bias, MAX_BIASED_TOKENS)
+    check_count("logit_bias", "tokens", bias, MAX_BIASED_TOKENS)
     for key in bias:
         if not _TOKEN_ID.fullmatch(key):
             raise invalid("logit_bias", f"logit_bias goes by token ids, got {key!r}")
@@ -188,12 +202,12 @@ def _check_allowed_token_ids(ids: Sequence[int] | None, limits: Limits) -> None:
         return
     if not ids:
         raise invalid("allowed_token_ids", "allowed_token_ids is empty: nothing could be generated")
-    _check_count("allowed_token_ids", "ids", ids, MAX_ALLOWED_TOKENS)
+    check_count("allowed_token_ids", "ids", ids, MAX_ALLOWED_TOKENS)
     _check_vocabulary("allowed_token_ids", ids, limits)
 
 
 def _check_bad_words(words: Sequence[str]) -> None:
-    _check_count("bad_words", "words", words, MAX_BAD_WORDS)
+    check_count("bad_words", "words", words, MAX_BAD_WORDS)
     if "" in words:
         raise invalid("bad_words", "a bad word is empty")
     _check_longest("bad_words", words, MAX_BAD_WORD_LENGTH)
@@ -225,8 +239,8 @@ def _check_stream_options(request: GenerateRequest) -> None:
         raise invalid(name, f"{name} is not supported")
 
 
-def _check_logprobs(request: AnyRequest, capabilities: Capabilities) -> None:
-    most = capabilities.max_top_logprobs
+def _check_logprobs(request: AnyRequest, capabilities: Capabilities, limits: Limits) -> None:
+    most = of_prompt = min(capabilities.max_top_logprobs, limits.vocab_size)
     if isinstance(request, ChatCompletionRequest):
         name, top = "top_logprobs", request.top_logprobs or 0
         if top and not request.logprobs:
@@ -239,7 +253,7 @@ def _check_logprobs(request: AnyRequest, capabilities: Capabilities) -> None:
         most = max(1, most)
     _check_alternatives(name, top, most)
     if request.prompt_logprobs is not None:
-        _check_alternatives("prompt_logprobs", request.prompt_logprobs, capabilities.max_top_logprobs)
+        _check_alternatives("prompt_logprobs", request.prompt_logprobs, of_prompt)
         if request.stream and request.prompt_logprobs:
             raise invalid("prompt_logprobs", f"prompt_logprobs must be 0 in a stream, got {request.prompt_logprobs}")
 
@@ -281,11 +295,6 @@ def _check_length(param: str, tokens: int, limits: Limits) -> None:
             f"The prompt has {tokens} tokens, which leaves no room for an answer in the model's context of "
             f"{context} tokens",
         )
-
-
-def _check_count(param: str, what: str, given: Any, most: int) -> None:
-    if len(given) > most:
-        raise invalid(param, f"{param} can have at most {most} {what}, got {len(given)}")
 
 
 def _check_longest(param: str, strings: Sequence[str], most: int) -> None:

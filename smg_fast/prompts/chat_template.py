@@ -19,8 +19,19 @@ from .template_traits import TemplateTraits, template_traits
 
 ContentFormat = Literal["auto", "string", "openai"]
 
-# What transformers would take for an argument of apply_chat_template: no template ever sees it.
-_RESERVED = frozenset(("messages", "conversation", "chat_template", "continue_final_message", "tokenize"))
+# What the request says in parameters of its own, and what transformers takes for an argument of apply_chat_template.
+_RESERVED = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "tokenize",
+        "tools",
+    )
+)
 
 # Templates are run on what clients send; what they do wrong with it shows as any of these.
 _TEMPLATE_FAILURES = (
@@ -122,7 +133,7 @@ class ChatTemplate:
 
         With ``continue_final_message`` it ends where the last message's text does, for the model to go on with it.
         ``tools`` and ``documents`` are the request's own JSON; ``template_kwargs`` are further variables, which win
-        over the template's usual ones.
+        over the special tokens.
 
         Raises
         ------
@@ -136,7 +147,7 @@ class ChatTemplate:
         kwargs = dict(template_kwargs or {})
         for name in sorted(_RESERVED & kwargs.keys()):
             param = f"chat_template_kwargs.{name}"
-            raise PromptError(f"{param}: not a variable of a chat template", param)
+            raise PromptError(f"{param}: not one of the chat template's own variables", param)
         compiled = self._tool_use if tools is not None else self._default
         with time_limit(self._time_limit):
             given = template_messages(messages, compiled.traits, compiled.gives_role)

@@ -26,6 +26,9 @@ VERY_LONG_TEXT = 400_000
 """Characters from which on a text waits for others of its kind: each takes 0.1 s or more, some 200 bytes of memory a
 character, and cannot be called off once it has begun. Shorter ones pass them by."""
 
+MAX_TEXT_SIZE = 4 << 20
+"""Bytes of a text that no context bounds: one that takes seconds to encode, and a gigabyte of memory."""
+
 LONG_CHAT = 100
 """Messages, content parts, tool calls, and values of the JSON in a chat from which on it is rendered in a thread. Each
 takes up to 20 µs."""
@@ -72,13 +75,15 @@ class PromptEncoder:
         self.template = template
         self._threads = threads
 
-    async def encode_text(self, text: str, add_special_tokens: bool = True, *, context: int | None = None) -> TokenIds:
+    async def encode_text(
+        self, text: str, add_special_tokens: bool = True, *, context: int | None = None, param: str = "prompt"
+    ) -> TokenIds:
         """Token ids of a text, with those that the tokenizer puts around it unless told not to.
 
-        Raises ``PromptError`` for a text that is too long for ``context`` tokens whatever they are; one that is not
-        may have too many yet.
+        Raises ``PromptError``, naming ``param``, for a text that is too long for ``context`` tokens whatever they are
+        (one that is not may have too many yet), or without a context longer than ``MAX_TEXT_SIZE``.
         """
-        return await self._encode("prompt", text, add_special_tokens, context)
+        return await self._encode(param, text, add_special_tokens, context)
 
     async def encode_chat(
         self,
@@ -116,22 +121,27 @@ class PromptEncoder:
         text = await _in_thread(self._threads.rendering, render) if long else render()
         return await self._encode("messages", text, add_special_tokens, context)
 
-    async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
-        if context is not None:
-            self._check_size(param, text, context)
-
-        def encode() -> TokenIds:
-            return self.tokenizer.encode(text, add_special_tokens)
-
-        if len(text) < LONG_TEXT:
-            return encode()
+    async def run(self, work: Callable[[], _T], length: int) -> _T:
+        """Do what takes about as long as to encode a text of this length, in characters: in a thread, unless it is
+        short.
+        """
+        if length < LONG_TEXT:
+            return work()
         threads = self._threads
-        return await _in_thread(threads.encoding if len(text) < VERY_LONG_TEXT else threads.encoding_very_long, encode)
+        return await _in_thread(threads.encoding if length < VERY_LONG_TEXT else threads.encoding_very_long, work)
 
-    def _check_size(self, param: str, text: str, context: int) -> None:
+    async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
+        self._check_size(param, text, context)
+        return await self.run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
+
+    def _check_size(self, param: str, text: str, context: int | None) -> None:
         """Encoding megabytes takes seconds, only to find that they are too much."""
-        limit = context * self.tokenizer.max_token_bytes
         size = len(text.encode())
+        if context is None:
+            if size > MAX_TEXT_SIZE:
+                raise PromptError(f"The prompt has {size} bytes; the limit is {MAX_TEXT_SIZE}", param)
+            return
+        limit = context * self.tokenizer.max_token_bytes
         if size > limit:
             raise PromptError(
                 f"The prompt has {size} bytes; the model's context of {context} tokens holds at most {limit}", param

@@ -20,11 +20,16 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content. Only those of text can be prompted with."""
+    """One part of a message's content. Only those of text can be prompted with; of others the type is refused."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    audio_url: Any = None
+    file: Any = None
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -38,13 +43,15 @@ class ToolCall(msgspec.Struct, frozen=True):
     function: FunctionCall
     id: str | None = None
     type: str = "function"
+    index: int | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
     """One message of a chat.
 
     ``reasoning_content``, ``thinking`` and ``reasoning`` are three names of the same thing; the first one given
-    counts. Keys not listed here are no part of a prompt.
+    counts. ``refusal`` is what the assistant said in the place of content. ``annotations``, OpenAI's of an answer, are
+    no part of a prompt, nor are keys not listed here. ``audio`` and ``function_call`` are refused.
     """
 
     role: str
@@ -55,6 +62,10 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
     thinking: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
 
     @property
     def text(self) -> str:
@@ -62,7 +73,7 @@ class Message(msgspec.Struct, frozen=True):
         if isinstance(self.content, list):
             parts = (part if isinstance(part, str) else part.text or part.refusal or "" for part in self.content)
             return "\n".join(parts)
-        return self.content or ""
+        return self.content or self.refusal or ""
 
 
 def template_messages(
@@ -74,7 +85,7 @@ def template_messages(
     ------
     PromptError
         For a role whose messages the template would leave out without a word, for content that is missing or not text,
-        and for tool call arguments that are not JSON.
+        for tool call arguments that are not JSON, and for audio and calls of functions that are no tools.
     TemplateError
         Inside ``time_limit``, when the time is up.
     """
@@ -102,8 +113,12 @@ def _template_message(
 ) -> dict[str, Any]:
     check_time()
     rendered: dict[str, Any] = {"role": _role(message.role, f"{path}.role", traits, gives_role)}
-    if message.content is not None:
-        rendered["content"] = _content(message.content, f"{path}.content", traits)
+    for name in ("audio", "function_call"):
+        if getattr(message, name) is not None:
+            raise PromptError(f"{path}.{name} is not supported", f"{path}.{name}")
+    content = message.content or message.refusal or message.content
+    if content is not None:
+        rendered["content"] = _content(content, f"{path}.content", traits)
     elif message.role == "assistant":
         # A turn of nothing but tool calls. Most templates would fail on None, or write it out.
         rendered["content"] = None if traits.content_null else ""

@@ -150,9 +150,9 @@ class EngineClient:
 
     @property
     def ready_response(self) -> ReadyResponse | None:
-        """What a ready engine told of itself, or the last one that was. ``None``: no engine has ever registered."""
+        """What a ready engine told of itself, or one that was. ``None``: none of those that registered last was."""
         known = sorted(self.engines, key=lambda engine: not engine.ready)
-        return next((engine.ready_response for engine in known if engine.ready_response is not None), None)
+        return next((engine.ready_response for engine in known if engine.protocol is not None), None)
 
     @property
     def in_flight(self) -> int:
@@ -311,20 +311,15 @@ class EngineClient:
             self._on_refused(self._senders([refused]), outcome.refused)
 
     def _legible(self, messages: list[Message]) -> list[Message]:
-        """Without those of engines that are refused: they speak another wire."""
-        if not any(engine.state is EngineState.REFUSED for engine in self.engines):
-            return messages
-        return [
-            frames
-            for frames in messages
-            if any(engine.state is not EngineState.REFUSED for engine in self._senders([frames]))
-        ]
+        """Without those of whoever has not registered, or is refused: they may be of another wire."""
+        return [frames for frames in messages if self._senders([frames])]
 
-    def _senders(self, messages: Sequence[Message]) -> Sequence[Engine]:
+    def _senders(self, messages: Sequence[Message]) -> list[Engine]:
         """Engines that some messages came from; all that come into question where it cannot be told."""
-        if len(self.engines) == 1:
-            return self.engines if messages else ()
-        return self._group.of_peers({peer_of(frames[0]) for frames in messages})
+        among: Sequence[Engine] = self.engines if messages else ()
+        if len(self.engines) > 1:
+            among = self._group.of_peers({peer_of(frames[0]) for frames in messages})
+        return [engine for engine in among if engine.protocol is self._protocol]
 
     def _deliver(self, outcome: Outcome, error: type[EngineError]) -> None:
         """Write what there is to write. ``error`` is what responses that end with one fail with."""
@@ -376,32 +371,48 @@ class EngineClient:
         self._monitor.drain()
         # Any user of the host can say it. Of an engine that is connected, only a registration tells that it has
         # restarted: that takes a directory which is this user's alone.
-        if not engine.reachable:
+        if not engine.connected:
             self._set_state(engine, EngineState.STARTING)
 
     def _on_registration(self, registration: Registration) -> None:
         engine = self.engines[registration.index]
         self._disconnect(engine, "has restarted")
+        engine.connection = registration.connection
         engine.peer = registration.peer
+        self._judge(engine, registration.response)
+
+    def _judge(self, engine: Engine, response: ReadyResponse) -> None:
+        """Take an engine that has registered into service, or refuse it."""
+        engine.ready_response = response
+        engine.protocol = None
         try:
-            self._protocol = self._protocol_of(registration.response)
+            engine.protocol = self._protocol = self._protocol_of(response)
         except UnsupportedEngineError as error:
             self._set_state(engine, EngineState.REFUSED, str(error))
             return
-        engine.ready_response = registration.response
-        engine.connection = registration.connection
         engine.refusals = 0
         self._set_state(engine, EngineState.READY)
-        self._waves.on_registration(engine, self.family.start_wave(registration.response))
+        self._waves.on_registration(engine, self.family.start_wave(response))
 
     def _protocol_of(self, response: ReadyResponse) -> Protocol:
         """The wire of an engine that comes; it has to be that of the engines beside it."""
         protocol = self.family.protocol(response)
-        if protocol != self._protocol and any(engine.reachable for engine in self.engines):
-            raise UnsupportedEngineError("speaks another version of the wire than the engines beside it")
         if protocol.warning is not None:
             logger.warning("%s (%s)", protocol.warning, self.addresses.input_endpoint)
+        if self._protocol is not None and protocol == self._protocol:
+            return self._protocol
+        if any(engine.reachable for engine in self.engines):
+            raise UnsupportedEngineError("speaks another version of the wire than the engines beside it")
         return protocol
+
+    def _judge_again(self) -> None:
+        """Engines were refused for those beside them, and there may be none left."""
+        if self._sockets is None:
+            return
+        self._monitor.drain()
+        for engine in self.engines:
+            if engine.connected and engine.protocol is None and engine.ready_response is not None:
+                self._judge(engine, engine.ready_response)
 
     def _on_disconnect(self, connection: int) -> None:
         engine = self._group.at_connection(connection)
@@ -416,13 +427,16 @@ class EngineClient:
 
     def _disconnect(self, engine: Engine, reason: str) -> None:
         """Nothing reaches the engine any more. What it has sent before counts, be it a death notice."""
-        if not engine.reachable:
+        if not engine.connected:
             return
         engine.connection = None
         self._outbox.forget(engine)
         self._output.drain()
         if engine.serving:
             self._lose(engine, reason)
+        if engine.protocol is not None and not any(other.reachable for other in self.engines):
+            # Not now: this may be amid messages of the wire that is spoken up to now.
+            self._loop.call_soon(self._judge_again)
 
     def _lose(self, engine: Engine, reason: str, state: EngineState = EngineState.LOST) -> None:
         """Fail everything the engine has in flight, and nothing else; it is told if it is still connected."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence, Set
 
-from .._codec import ReadyResponse
+from .._codec import Protocol, ReadyResponse
 
 
 class EngineState(enum.Enum):
@@ -19,7 +19,8 @@ class EngineState(enum.Enum):
     SILENT = "is silent"
     #: Ready again when it registers again.
     LOST = "is lost"
-    #: Registered, and of no use: its wire is unknown, or another one than that of the engines beside it.
+    #: Registered, and of no use: its wire is unknown, or another one than that of the engines beside it. The latter is
+    #: judged again when those are gone.
     REFUSED = "is refused"
 
 
@@ -36,6 +37,10 @@ class Engine:
         Loop time, in seconds, since which it owes an answer if it has anything in flight.
     connection, peer : int or None, str
         Connection it registered on, while that is open, and the process at its other end.
+    ready_response : ReadyResponse or None
+        What it told of itself when it last registered.
+    protocol : Protocol or None
+        The wire it is spoken to in since then; unset while it is refused.
     refusals : int
         Messages in a row, up to its last, that could not be read.
     """
@@ -47,6 +52,7 @@ class Engine:
         "in_flight",
         "index",
         "peer",
+        "protocol",
         "ready_response",
         "reason",
         "refusals",
@@ -60,6 +66,7 @@ class Engine:
         self.reason = EngineState.ABSENT.value
         self.in_flight = 0
         self.ready_response: ReadyResponse | None = None
+        self.protocol: Protocol | None = None
         self.heard = 0.0
         self.connection: int | None = None
         self.peer = ""
@@ -72,6 +79,11 @@ class Engine:
     @property
     def reachable(self) -> bool:
         """Whether it can be told to stop something. It may be lost all the same, for what it has said."""
+        return self.connected and self.protocol is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has registered and is still there, be it refused."""
         return self.connection is not None
 
     @property
@@ -117,10 +129,8 @@ class EngineGroup:
         return next((engine for engine in self.engines if engine.connection == connection), None)
 
     def of_peers(self, peers: Set[str]) -> Sequence[Engine]:
-        """Engines that registered from these processes; all, if a process is none of theirs."""
-        if peers <= {engine.peer for engine in self.engines}:
-            return [engine for engine in self.engines if engine.peer in peers]
-        return self.engines
+        """Engines that registered from these processes."""
+        return [engine for engine in self.engines if engine.peer in peers]
 
     def _among(self, rank: int | None) -> Sequence[Engine]:
         return self.engines if rank is None else (self.engines[rank],)

@@ -37,10 +37,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str | None = None
     served_model_names: tuple[str, ...] = ()
     handshake_address: str | None = None
-    request_form: RequestForm = "tagged"
+    request_form: RequestForm | None = None
     vllm_version: str | None = None
-    structured_outputs_backend: ConstraintBackend = "guidance"
-    max_logprobs: int = 20
+    structured_outputs_backend: ConstraintBackend | None = None
+    max_logprobs: int | None = None
     engine_count: int = 1
     silence_timeout: float = 300.0
 

@@ -56,12 +56,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 class GatewayProcess:
     """``smg-fast launch`` on a free port. Leaving the context ends it, and sees that it ends well."""
 
-    def __init__(self, engine: Engine, directory: Path) -> None:
+    def __init__(self, engine: Engine, directory: Path, *options: str) -> None:
         self.socket = directory / "sockets" / "engine"
         worker = f"ipc://{self.socket}"
         arguments = ["--worker", worker, "--runtime", engine.runtime, "--model", str(engine.model), "--port", "0"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "smg_fast", "launch", *arguments, "--served-model-name", "model"],
+            [sys.executable, "-m", "smg_fast", "launch", *arguments, "--served-model-name", "model", *options],
             stdout=subprocess.PIPE,
             text=True,
         )

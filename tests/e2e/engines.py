@@ -36,6 +36,7 @@ class Capability(enum.Enum):
     CONSTRAINTS = "says only what a schema, a regular expression or a grammar allows"
     ALTERNATIVES = "tells what else it might have said, and how likely that was"
     PROMPT_LOGPROBS = "tells how likely the prompt was"
+    LOCKSTEP = "steps only together with the others of its group"
     FEW_SLOTS = "has so few slots that a test can fill them"
 
 
@@ -126,6 +127,7 @@ ENGINES = {
                     Capability.FAULTS,
                     Capability.ALTERNATIVES,
                     Capability.PROMPT_LOGPROBS,
+                    Capability.LOCKSTEP,
                 )
             ),
             slots=1024,

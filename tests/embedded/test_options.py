@@ -23,12 +23,12 @@ def test_the_defaults_are_those_of_the_struct() -> None:
 
 def test_every_option_arrives() -> None:
     line = (
-        "--index 2 --runtime vllm --revision tagged10 --vllm-version 0.24.0 --waves --remote --no-redial --tick-ms 2.5 "
-        "--tokens-per-tick 3 --max-running 4 --max-model-len 512 --vocab-size 99 --max-logprobs 6 --page-size 32 "
-        "--cached-tokens 5 --token-ids 6 7 --answers a.json --eos-token-id 8 9 --turn-start-id 10 --turn-end-id 11 "
-        "--role-separator-ids 12 13 --abort-rows --exit-with-parent 14 --die-after 15 --dead-frame-after 16 "
-        "--silent-after 17 --malformed-after 18 --malformed-count 19 --ragged-after 20 --fail-after 21 --fail-as abort "
-        "--slow-start 0.5 --slow-load 1"
+        "--index 2 --runtime vllm --revision tagged10 --vllm-version 0.24.0 --data-parallel-size 2 --remote "
+        "--no-redial --tick-ms 2.5 --tokens-per-tick 3 --max-running 4 --max-model-len 512 --vocab-size 99 "
+        "--max-logprobs 6 --page-size 32 --cached-tokens 5 --token-ids 6 7 --answers a.json --eos-token-id 8 9 "
+        "--turn-start-id 10 --turn-end-id 11 --role-separator-ids 12 13 --abort-rows --exit-with-parent 14 "
+        "--die-after 15 --dead-frame-after 16 --silent-after 17 --malformed-after 18 --malformed-count 19 "
+        "--ragged-after 20 --fail-after 21 --fail-as abort --slow-start 0.5 --slow-load 1"
     )
     assert options_from(_parse(*line.split())) == SimulatorOptions(
         handshake=ADDRESS,
@@ -36,7 +36,7 @@ def test_every_option_arrives() -> None:
         runtime="vllm",
         revision="tagged10",
         vllm_version="0.24.0",
-        waves=True,
+        data_parallel_size=2,
         local=False,
         redial=False,
         tick_ms=2.5,

@@ -172,7 +172,7 @@ def test_calls_are_answered(tmp_path: Path) -> None:
 
 
 def test_waves_are_told(tmp_path: Path) -> None:
-    with pair(tmp_path, *VLLM, "--waves") as (gateway, _):
+    with pair(tmp_path, *VLLM, "--data-parallel-size", 2) as (gateway, simulator):
         client = Client(gateway)
         client.add("a", [1, 2])
         client.output("a")
@@ -187,3 +187,4 @@ def test_waves_are_told(tmp_path: Path) -> None:
         while len(client.waves) < 4:
             client.step()
         assert [(wave.start, wave.complete) for wave in client.waves] == [(None, 0), (1, None), (None, 1), (None, 5)]
+        assert simulator.stop().waves == 3

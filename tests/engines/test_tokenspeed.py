@@ -93,8 +93,6 @@ def test_any_json_object_is_a_schema_and_a_choice_a_regular_expression() -> None
         ("logit_bias", {"logit_bias": {1: 1.0}}),
         ("allowed_token_ids", {"allowed_token_ids": (1,)}),
         ("bad_words", {"bad_words": ((1, 2),)}),
-        ("whitespace_pattern", {"constraint": Constraint("json_object", whitespace_pattern=" ")}),
-        ("disable_any_whitespace", {"constraint": Constraint("json_object", disable_any_whitespace=True)}),
     ],
 )
 def test_what_the_wire_has_no_room_for_is_not_dropped(name: str, asked: dict[str, Any]) -> None:

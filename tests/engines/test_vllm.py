@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import pytest
@@ -15,6 +15,7 @@ from smg_fast._codec import Protocol, TokenIds
 from smg_fast.engines import (
     VLLM,
     Constraint,
+    ConstraintBackend,
     ConstraintKind,
     EngineFamily,
     GenerationRequest,
@@ -197,21 +198,52 @@ def test_a_constraint_has_a_key_of_its_own(constraint: Constraint, key: str, val
 
 
 def test_how_a_constraint_is_enforced() -> None:
-    constraint = Constraint("json_object", "", "[ ]*", True, True)
+    constraint = Constraint("json_object")
     request = GenerationRequest(
         rid="x", prompt_ids=TokenIds([1]), sampling=SamplingParams(max_tokens=1, constraint=constraint)
     )
     engine = family("vllm", structured_outputs_backend="xgrammar")
     outputs = encode(request, engine)["sampling_params"]["structured_outputs"]
-    assert (outputs["_backend"], outputs["whitespace_pattern"]) == ("xgrammar", "[ ]*")
-    assert outputs["disable_any_whitespace"] is outputs["disable_additional_properties"] is True
+    assert outputs["_backend"] == "xgrammar"
     assert engine.capabilities.constraint_backend == "xgrammar"
 
 
 def test_what_is_configured_bounds_what_can_be_asked_for() -> None:
     assert family("vllm").capabilities.max_top_logprobs == 20
     assert family("vllm", max_logprobs=3).capabilities.max_top_logprobs == 3
+    assert family("vllm", max_logprobs=0).capabilities.max_top_logprobs == 0
+    assert family("vllm", max_logprobs=-1).capabilities.max_top_logprobs == 1000
     assert family("vllm").capabilities.max_top_k is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "lacking"),
+    [
+        (None, set()),
+        ("guidance", set()),
+        ("xgrammar", set()),
+        ("outlines", {"json_object", "grammar", "structural_tag"}),
+        ("lm-format-enforcer", {"grammar", "structural_tag"}),
+    ],
+)
+def test_a_constraint_needs_a_backend_that_knows_its_kind(backend: ConstraintBackend | None, lacking: set[str]) -> None:
+    capabilities = family("vllm", structured_outputs_backend=backend).capabilities
+    assert set(get_args(ConstraintKind)) - capabilities.constraints == lacking
+    assert capabilities.constraint_backend == (backend or "guidance")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "option"),
+    [
+        ("vllm", {"request_form": "tagged"}, "--request-form is an option of the runtime tokenspeed"),
+        ("tokenspeed", {"vllm_version": "0.32.0"}, "--vllm-version is an option of the runtime vllm"),
+        ("tokenspeed", {"structured_outputs_backend": "guidance"}, "--structured-outputs-backend is an option of"),
+        ("tokenspeed", {"max_logprobs": 0}, "--max-logprobs is an option of the runtime vllm"),
+    ],
+)
+def test_what_means_nothing_to_a_family_is_refused(name: str, given: dict[str, Any], option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}.* this one is {name}"):
+        family(name, **given)
 
 
 def test_a_version_that_cannot_be_served_is_no_configuration() -> None:

@@ -19,6 +19,13 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     return factories
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tried, and why: nobody reads a letter among dots."""
+    reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    for reason in dict.fromkeys(reasons):
+        terminalreporter.write_line(f"left out: {reasons.count(reason)} tests: {reason.removeprefix('Skipped: ')}")
+
+
 @pytest.fixture(scope="session", params=["tokenspeed", "vllm"])
 def runtime(request: pytest.FixtureRequest) -> str:
     """The wire that the engine speaks."""

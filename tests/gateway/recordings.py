@@ -84,6 +84,7 @@ def _events(body: str) -> Iterator[Any]:
 
 def _of_choice(choice: dict[str, Any]) -> dict[str, Any]:
     return {
+        "role": choice["message"]["role"] if "message" in choice else None,
         "text": choice["message"]["content"] if "message" in choice else choice["text"],
         "finish_reason": choice["finish_reason"],
         "stop_reason": choice.get("stop_reason"),
@@ -100,10 +101,17 @@ def _of_stream(events: list[dict[str, Any]]) -> dict[str, Any]:
         if not event["choices"]:
             usage = _usage(event["usage"])
         for part in event["choices"]:
-            choice = choices.setdefault(
-                part["index"], {"text": "", "finish_reason": None, "stop_reason": None, "logprobs": None, "usage": None}
-            )
+            empty = {
+                "role": None,
+                "text": "",
+                "finish_reason": None,
+                "stop_reason": None,
+                "logprobs": None,
+                "usage": None,
+            }
+            choice = choices.setdefault(part["index"], empty)
             assert choice["finish_reason"] is None, "an event after the end of its choice"
+            choice["role"] = choice["role"] or part.get("delta", {}).get("role")
             choice["text"] += (part["delta"].get("content") or "") if "delta" in part else part["text"]
             choice["finish_reason"] = part["finish_reason"]
             choice["stop_reason"] = part.get("stop_reason")

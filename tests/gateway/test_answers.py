@@ -86,7 +86,8 @@ def test_streamed_choices(client: openai.OpenAI) -> None:
 def test_length_and_stop_strings(client: openai.OpenAI) -> None:
     short = chat(client, max_completion_tokens=3)
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
-    assert short.choices[0].message.content == TOKENIZER.decode(TOKENIZER.encode(SAYING).tolist()[:3])
+    # The third token ends inside a character, of which nothing is shown.
+    assert short.choices[0].message.content == TOKENIZER.decode(TOKENIZER.encode(SAYING).tolist()[:3]).rstrip("\ufffd")
     for parameters, content in (
         ({"stop": "tokens is"}, SAYING.partition("tokens is")[0]),
         ({"stop": ["zzz", "wonders"], "extra_body": {"include_stop_str_in_output": True}}, SAYING[:-1]),

@@ -55,6 +55,28 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD_TEXT, inner, max_size=3),
     max_leaves=6,
 )
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for level in range(depth):
+        value = [value] if level % 2 else {"items": value}
+    return value
+
+
+#: Deep, wide, long, and what is no character.
+BOMBS = st.sampled_from(
+    [
+        nested(63),
+        nested(500),
+        [[]] * 5000,
+        {str(i): {} for i in range(5000)},
+        10**400,
+        "\ud800",
+        "\udfff",
+        "x" * 100_000,
+    ]
+)
 TEXTS = Values(TEXT, ODD_TEXT)
 TOKEN_IDS = Values(st.lists(TOKEN_ID, min_size=1, max_size=3), st.lists(TOKEN_ID | ODD_TOKEN_ID, max_size=3))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -143,6 +165,7 @@ def values_of(name: str, kind: inspect.Type) -> Values:
         inspect.IntType: Values(st.integers(0, 20), NUMBERS),
         inspect.FloatType: Values(st.floats(0.01, 1), NUMBERS),
         inspect.StrType: TEXTS,
+        inspect.AnyType: Values(st.none(), JSON),
     }
     return known[type(kind)]
 
@@ -163,9 +186,11 @@ def of_struct(draw: st.DrawFn, model: type[msgspec.Struct], broken: int) -> dict
         made[name] = draw(st.sampled_from([None, *ASKS_NOTHING.get(name, ())]))
     for _ in range(broken):
         name = draw(st.sampled_from([*fields, *refused]))
-        how = draw(st.sampled_from(["value", "value", "type", "missing"]))
+        how = draw(st.sampled_from(["value", "value", "type", "missing", "bomb"]))
         if how == "missing":
             made.pop(name, None)
+        elif how == "bomb":
+            made[name] = draw(BOMBS | st.dictionaries(TEXT, BOMBS, max_size=1))
         else:
             made[name] = draw(values_of(name, fields[name].type).broken if how == "value" and name in fields else JSON)
     return made

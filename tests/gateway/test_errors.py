@@ -77,12 +77,19 @@ async def test_bad_bodies(url: str, body: bytes, expected: tuple[int, str | None
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"logprobs": 1}, "logprobs"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (CHAT, {"chat_template_kwargs": {"x": 1, "tools": [{}]}}, "chat_template_kwargs.tools"),
+        ("/tokenize", {"chat_template_kwargs": {"tools": [{}]}, "messages": MESSAGES}, "chat_template_kwargs.tools"),
+        (CHAT, {"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content"),
+        (CHAT, {"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages[0].audio"),
         (CHAT, {"messages": [{"role": "user", "content": "word " * 20_000}]}, "messages"),
         (COMPLETIONS, {"logprobs": True}, "logprobs"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt"),
-        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
-        (COMPLETIONS, {"prompt": ["a", ""]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt[0]"),
+        (COMPLETIONS, {"prompt": ["a", ""]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": [[1], [1] * 8192]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": ["a", "word " * 20_000]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": ["a", "word" * 220_000]}, "prompt[1]"),
         (COMPLETIONS, {"prompt": [99999999]}, "prompt"),
         (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]"),
         (COMPLETIONS, {"prompt": [1] * 8192}, "prompt"),
@@ -90,16 +97,24 @@ async def test_bad_bodies(url: str, body: bytes, expected: tuple[int, str | None
         (CHAT, {"continue_final_message": True}, "continue_final_message"),
         (CHAT, {"documents": [{"text": "x"}]}, "documents"),
         (CHAT, {"regex": "("}, "regex"),
-        (CHAT, {"logit_bias": {"5": "x"}}, "logit_bias[...]"),
+        (CHAT, {"logit_bias": {"5": "x"}}, "logit_bias"),
         (COMPLETIONS, {"stop_token_ids": [-1]}, "stop_token_ids"),
         (COMPLETIONS, {"best_of": 2}, "best_of"),
         (COMPLETIONS, {"data_parallel_rank": 1}, "data_parallel_rank"),
     ],
 )
 async def test_bad_values_name_their_parameter(url: str, path: str, parameters: dict[str, Any], param: str) -> None:
-    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    base: dict[str, Any] = {"prompt": "hi"} if path == COMPLETIONS else {"messages": MESSAGES}
     body = json.dumps({**base, **parameters}).encode()
     assert await error(url, "POST", path, body) == (400, param, "invalid_value")
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\udfff", rb"\ud800a", rb"\ud83cxxxxxxxxx", rb"\uD800\u0041"])
+async def test_half_a_character(url: str, text: bytes) -> None:
+    body = b'{"prompt": "%s"}' % text
+    assert await error(url, "POST", COMPLETIONS, body) == (400, None, "invalid_json")
+    _, told = await answer(url, "POST", COMPLETIONS, body)
+    assert "half of a surrogate pair" in told["error"]["message"]
 
 
 async def test_the_rank_may_be_a_header(url: str) -> None:
@@ -205,9 +220,30 @@ async def test_unknown_names_are_refused_where_the_gateway_is_strict(url: str) -
             assert (await answer(url, "POST", path, sent))[0] == 200
 
 
+#: As OpenAI's API returns it.
+ANSWERED = {
+    "role": "assistant",
+    "content": "hello",
+    "refusal": None,
+    "annotations": [{"type": "url_citation", "url_citation": {"url": "x"}}],
+    "audio": None,
+    "function_call": None,
+    "tool_calls": [{"index": 0, "id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+async def test_a_strict_gateway_says_what_is_wrong_with_an_image() -> None:
+    async with served(strict=True) as (server, _):
+        body = json.dumps({"messages": [{"role": "user", "content": [IMAGE]}]}).encode()
+        status, told = await answer(server.url, "POST", CHAT, body)
+        assert (status, told["error"]["param"]) == (400, "messages[0].content[0]")
+        assert "only text" in told["error"]["message"]
+
+
 async def test_a_strict_gateway_takes_what_it_knows() -> None:
     body = {
-        "messages": [{"role": "user", "content": "hi", "refusal": None}],
+        "messages": [{"role": "user", "content": "hi"}, ANSWERED, {"role": "user", "content": "hi", "refusal": None}],
         "user": "me",
         "tools": [],
         "chat_template_kwargs": {"anything": {"goes": 1}},

@@ -9,10 +9,10 @@ import pytest
 
 from smg_fast.engines import SamplingParams
 from smg_fast.gateway.errors import ApiError
-from smg_fast.gateway.limits import MAX_PROMPT_LOGPROBS, Limits, SamplingDefaults
+from smg_fast.gateway.limits import MAX_PROMPT_LOGPROBS, MAX_REPEATED_BYTES, Limits, SamplingDefaults
 from smg_fast.gateway.sampling import for_choice, sampling_params
 
-from .requests import TOKENIZER, TOKENSPEED, VOCABULARY, chat, completion, sampling, terms
+from .requests import TOKENIZER, TOKENSPEED, VOCABULARY, chat, completion, refused, sampling, terms
 
 INT64 = 2**63
 DEFAULTS = SamplingDefaults(
@@ -184,6 +184,45 @@ def test_top_k_beyond_the_vocabulary_is_all_of_it() -> None:
     assert sampling(chat(top_k=10**12)).top_k == VOCABULARY
 
 
+class TestRepeatedBytes:
+    """The message of every choice repeats the prompt, lists of token ids, and the constraint."""
+
+    LONG = terms(limits=Limits(vocab_size=VOCABULARY, max_model_len=None))
+
+    @pytest.mark.parametrize(
+        ("body", "each"),
+        [
+            ({}, 0),
+            ({"allowed_token_ids": list(range(50)), "stop_token_ids": [1, 2]}, 4 * 52),
+            ({"logit_bias": {"1": 1, "2": 1}}, 12 * 2),
+            ({"bad_words": ["the"]}, 4 * 2),
+            ({"regex": "é" * 500}, 1000),
+            ({"guided_choice": ["é", "yes"]}, 5),
+        ],
+    )
+    def test_so_many_and_no_more(self, body: dict[str, Any], each: int) -> None:
+        request = completion(**body, n=128, max_tokens=1)
+        most = (MAX_REPEATED_BYTES // 128 - each) // 4
+        sampling(request, self.LONG, prompt_tokens=most)
+        with pytest.raises(ApiError, match=f"the limit is {MAX_REPEATED_BYTES}") as caught:
+            sampling(request, self.LONG, prompt_tokens=most + 1)
+        assert (caught.value.status, caught.value.detail.param) == (400, "n")
+        assert f"128 choices, each with {each} bytes" in caught.value.detail.message
+
+    def test_prompts_of_one_request_count_together(self) -> None:
+        tokens = [MAX_REPEATED_BYTES // 16] * 4
+        request = completion(max_tokens=1)
+        sampling_params(request, tokens, self.LONG, TOKENIZER)
+        with pytest.raises(ApiError) as caught:
+            sampling_params(request, [*tokens, 1], self.LONG, TOKENIZER)
+        assert caught.value.detail.param == "prompt"
+
+    def test_bad_words_count_as_what_they_become(self) -> None:
+        words = ["é🎉ß" * 330 + str(i) for i in range(64)]
+        sampling(chat(max_tokens=1, bad_words=words), self.LONG)
+        assert refused(self.LONG, max_tokens=1, bad_words=words, n=128).detail.param == "n"
+
+
 class TestPromptLogprobs:
     """One body holds them all, and nothing else happens while it is written."""
 
@@ -211,3 +250,18 @@ class TestPromptLogprobs:
         with pytest.raises(ApiError):
             sampling_params(completion(prompt_logprobs=0, max_tokens=1), tokens, self.LONG, TOKENIZER)
         sampling_params(completion(max_tokens=1), tokens, self.LONG, TOKENIZER)
+
+    def test_what_is_explicit_goes_before_what_an_echo_brings(self) -> None:
+        for stream in (False, True):
+            asked = completion(echo=True, logprobs=2, prompt_logprobs=0, stream=stream)
+            assert sampling(asked).prompt_logprobs == 0
+            assert sampling(completion(echo=True, logprobs=2, stream=stream)).prompt_logprobs == 2
+        assert sampling(completion(prompt_logprobs=0, stream=True)).prompt_logprobs is None
+        assert sampling(chat(prompt_logprobs=0, stream=True)).prompt_logprobs is None
+
+
+@pytest.mark.parametrize("forbidding", [{"allowed_token_ids": [2]}, {"bad_words": ["a"]}])
+def test_no_token_is_forbidden_beside_a_constraint(forbidding: dict[str, Any]) -> None:
+    """With nothing left to say an engine fails the request."""
+    error = refused(**forbidding, guided_regex="a")
+    assert error.detail.param == next(iter(forbidding))

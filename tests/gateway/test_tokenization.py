@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 
 from smg_fast.embedded import MODEL_DIRECTORY
+from smg_fast.gateway.limits import MAX_DETOKENIZED
 from smg_fast.prompts.chat_template import ChatTemplate
+from smg_fast.prompts.encoder import MAX_TEXT_SIZE
 from smg_fast.prompts.messages import Message
 from smg_fast.prompts.model_directory import ModelDirectory
 
@@ -94,6 +97,40 @@ async def test_and_back(url: str) -> None:
 async def test_what_is_refused(url: str, path: str, body: dict[str, Any], param: str) -> None:
     status, answer = await post(url, path, body)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_long_ones_hold_nobody_up() -> None:
+    """What can be asked for takes half a second in all; meanwhile others are answered, and see it in flight."""
+    async with gateway() as server, aiohttp.ClientSession() as session:
+
+        async def meanwhile(path: str, body: dict[str, Any]) -> tuple[int, int, Any]:
+            """Requests seen in flight at most, polls answered, and the answer."""
+            asked = asyncio.create_task(post(server.url, path, body))
+            seen: list[int] = []
+            while not asked.done():
+                async with session.get(f"{server.url}/health") as response:
+                    seen.append((await response.json())["requests"])
+            status, answer = await asked
+            assert status == 200, answer
+            return max(seen), len(seen), answer
+
+        text = "Grüße, 世界! 🎉 " * 20_000
+        in_flight, polls, answer = await meanwhile("/tokenize", {"prompt": text, "return_token_strs": True})
+        assert (in_flight, len(answer["token_strs"])) == (1, answer["count"])
+        assert polls > 5
+        in_flight, polls, answer = await meanwhile("/detokenize", {"tokens": answer["tokens"]})
+        assert (in_flight, answer["prompt"]) == (1, text)
+        assert polls > 5
+
+
+async def test_longer_ones_are_refused() -> None:
+    async with gateway() as server:
+        status, answer = await post(server.url, "/tokenize", {"prompt": "é" * (MAX_TEXT_SIZE // 2 + 1)})
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+        assert f"{MAX_TEXT_SIZE + 2} bytes; the limit is {MAX_TEXT_SIZE}" in answer["error"]["message"]
+        status, answer = await post(server.url, "/detokenize", {"tokens": [1] * (MAX_DETOKENIZED + 1)})
+        assert (status, answer["error"]["param"]) == (400, "tokens")
+        assert answer["error"]["message"] == f"tokens can have at most {MAX_DETOKENIZED} ids, got {MAX_DETOKENIZED + 1}"
 
 
 async def test_no_engine_is_needed() -> None:

@@ -10,7 +10,7 @@ from smg_fast._codec import TokenIds
 from smg_fast.engines import Capabilities
 from smg_fast.gateway.errors import ApiError
 from smg_fast.gateway.limits import MAX_GENERATIONS, MAX_TOKENS, Limits, SamplingDefaults
-from smg_fast.gateway.validation import check_prompt, given_prompts
+from smg_fast.gateway.validation import GivenPrompt, check_prompt, given_prompts
 
 from .requests import LIMITS, TOKENSPEED, VLLM, VOCABULARY, chat, completion, refused, sampling, terms
 
@@ -50,6 +50,8 @@ OUTSIDE = [-1, VOCABULARY, 10**30]
                 {"abc": 1},
                 {"": 1},
                 {"1.5": 1},
+                {"5": 1, "05": 1},
+                {"-0": 1},
                 {" 5": 1},
                 {"9" * 5000: 1},
                 {str(id): 1 for id in range(1025)},
@@ -158,16 +160,22 @@ class TestPrompt:
 
     def test_token_ids_are_in_the_vocabulary(self) -> None:
         last = VOCABULARY - 1
-        assert given_prompts(completion(prompt=[0, last]), LIMITS) == [TokenIds([0, last])]
-        assert given_prompts(completion(prompt=[[0], [last]]), LIMITS) == [TokenIds([0]), TokenIds([last])]
+        assert given_prompts(completion(prompt=[0, last]), LIMITS) == [GivenPrompt("prompt", TokenIds([0, last]))]
+        assert given_prompts(completion(prompt=[[0], [last]]), LIMITS) == [
+            GivenPrompt("prompt[0]", TokenIds([0])),
+            GivenPrompt("prompt[1]", TokenIds([last])),
+        ]
         for prompt, param in (([1, last + 1], "prompt"), ([-1], "prompt"), ([[1], [1, 99999999]], "prompt[1]")):
             with pytest.raises(ApiError) as caught:
                 given_prompts(completion(prompt=prompt), LIMITS)
             assert caught.value.detail.param == param
 
     def test_shapes(self) -> None:
-        assert given_prompts(completion(prompt=""), LIMITS) == [""]
-        assert given_prompts(completion(prompt=["a", [1, 2]]), LIMITS) == ["a", TokenIds([1, 2])]
+        assert given_prompts(completion(prompt=""), LIMITS) == [GivenPrompt("prompt", "")]
+        assert given_prompts(completion(prompt=["a", [1, 2]]), LIMITS) == [
+            GivenPrompt("prompt[0]", "a"),
+            GivenPrompt("prompt[1]", TokenIds([1, 2])),
+        ]
         for prompt in ([], [1, "a"], [1, [2]]):
             with pytest.raises(ApiError) as caught:
                 given_prompts(completion(prompt=prompt), LIMITS)
@@ -224,16 +232,11 @@ class TestLogprobs:
         ("cache_salt", "x"),
         ("priority", 1),
         ("prompt_logprobs", 0),
-        ("structured_outputs.whitespace_pattern", "[ ]"),
-        ("structured_outputs.disable_any_whitespace", True),
-        ("structured_outputs.disable_additional_properties", True),
     ],
 )
 def test_what_a_family_has_no_room_for_is_refused(name: str, value: Any) -> None:
-    outer, _, inner = name.partition(".")
-    body = {outer: {"json_object": True, inner: value}} if inner else {outer: value}
-    sampling(chat(**body))
-    error = refused(terms(TOKENSPEED), **body).detail
+    sampling(chat(**{name: value}))
+    error = refused(terms(TOKENSPEED), **{name: value}).detail
     assert (error.param, error.message) == (name, f"{name} is not supported by the engine")
 
 
@@ -338,6 +341,23 @@ def test_a_refusal_of_tools_says_so() -> None:
         assert refused(**{name: [{}]}).detail.message == f"{name}: tool calls are not supported"
     for name in ("tool_choice", "function_call"):
         assert refused(**{name: {"name": "f"}}).detail.message == f"{name}: tool calls are not supported"
+
+
+@pytest.mark.parametrize(
+    ("name", "nothing", "something"),
+    [
+        ("whitespace_pattern", None, " "),
+        ("disable_any_whitespace", False, True),
+        ("disable_additional_properties", False, True),
+        ("disable_fallback", True, "yes"),
+    ],
+)
+def test_how_a_constraint_is_enforced_is_not_for_requests_to_say(name: str, nothing: Any, something: Any) -> None:
+    given = {"json_object": True}
+    assert sampling(chat(structured_outputs={**given, name: nothing})) == sampling(chat(structured_outputs=given))
+    error = refused(structured_outputs={**given, name: something}).detail
+    path = f"structured_outputs.{name}"
+    assert (error.param, error.message) == (path, f"{path} is not supported")
 
 
 def test_labels_and_unknown_names_have_no_effect() -> None:

@@ -195,7 +195,15 @@ def test_a_syntax_error_names_file_and_line(text: str) -> None:
 
 
 def test_reserved_variables_are_refused_by_name() -> None:
-    for name in ("messages", "chat_template", "tokenize", "continue_final_message"):
+    for name in (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "documents",
+        "messages",
+        "tokenize",
+        "tools",
+    ):
         with pytest.raises(PromptError) as error:
             rendered("x", template_kwargs={name: "y"})
         assert error.value.param == f"chat_template_kwargs.{name}"
@@ -388,6 +396,20 @@ def test_a_text_part_without_text_is_refused() -> None:
     with pytest.raises(PromptError) as error:
         rendered(STRINGS, [{"role": "user", "content": [{"type": "text"}]}])
     assert error.value.param == "messages[0].content[0]"
+
+
+def test_a_refusal_in_the_place_of_content_is_text() -> None:
+    for content in (None, ""):
+        assert rendered(STRINGS, [*HI, {"role": "assistant", "content": content, "refusal": "No."}]) == "[Hi][No.]"
+        assert Message("assistant", content, refusal="No.").text == "No."
+    assert rendered(STRINGS, [*HI, {"role": "assistant", "content": "Yes.", "refusal": ""}]) == "[Hi][Yes.]"
+
+
+@pytest.mark.parametrize("name", ["audio", "function_call"])
+def test_what_a_message_cannot_say_here_is_refused(name: str) -> None:
+    with pytest.raises(PromptError) as error:
+        rendered("x", [*HI, {"role": "assistant", name: {"name": "f"}}])
+    assert error.value.param == f"messages[1].{name}"
 
 
 def test_a_refusal_is_text() -> None:

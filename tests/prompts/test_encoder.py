@@ -179,7 +179,7 @@ def call(arguments: str | dict[str, Any]) -> list[Message]:
         (lambda n: ([Message("assistant", tool_calls=[ToolCall(FunctionCall("f"))] * n)], None), LONG_CHAT - 1),
         (lambda n: (call({str(i): i for i in range(n)}), None), LONG_CHAT - 3),
         (lambda n: (call(json.dumps({str(i): i for i in range(n)})), None), LONG_CHAT - 1),
-        (lambda n: (chat("x"), {"tools": [{}] * n}), LONG_CHAT - 3),
+        (lambda n: (chat("x"), {"anything": [{}] * n}), LONG_CHAT - 3),
     ],
     ids=["messages", "parts", "calls", "arguments", "argument text", "variables"],
 )

@@ -14,6 +14,8 @@ from smg_fast._codec import Tokenizer
 from smg_fast.engines import EngineFamily, family
 from smg_fast.transport import EngineClient, WorkerAddresses, worker_addresses
 
+from .engine import ScriptedEngine
+
 MODEL = Path(__file__).parents[2] / "smg_fast" / "embedded" / "model"
 
 
@@ -44,6 +46,21 @@ async def start(addresses: WorkerAddresses) -> AsyncIterator[Callable[..., Await
         assert sum(engine.in_flight for engine in client.engines) == client.in_flight
         await client.close()
         assert client.in_flight == 0
+
+
+@pytest.fixture
+def dial(addresses: WorkerAddresses) -> Iterator[Callable[..., Awaitable[ScriptedEngine]]]:
+    """Engines that register; closed at the end, as one that is left open keeps the interpreter from ending."""
+    engines = []
+
+    async def dial(index: int = 0, **options: Any) -> ScriptedEngine:
+        engine = await ScriptedEngine.dial(addresses.handshake, index, **options)
+        engines.append(engine)
+        return engine
+
+    yield dial
+    for engine in engines:
+        engine.close()
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,7 @@ class ScriptedEngine:
 
     def __init__(self, handshake: str, index: int = 0, *, wire: Wire = TOKENSPEED, receive_limit: int = 1000) -> None:
         self.wire = wire
+        self.index = index
         self.identity = index.to_bytes(2, "little")
         self._context = zmq.asyncio.Context()
         self._context.linger = 0
@@ -133,13 +134,13 @@ class ScriptedEngine:
     async def hello(self) -> None:
         await self._say("HELLO")
         addresses = msgpack.unpackb(await self._handshake.recv())["addresses"]
-        self._input_address, self._output_address = addresses["inputs"][0], addresses["outputs"][0]
+        self._input_address = addresses["inputs"][0]
+        self.output = self._context.socket(zmq.PUSH)
+        self.output.sndhwm = 0
+        self.output.connect(addresses["outputs"][0])
 
     async def register(self, max_model_len: int = 4096) -> None:
         await self._say("READY")
-        self.output = self._context.socket(zmq.PUSH)
-        self.output.sndhwm = 0
-        self.output.connect(self._output_address)
         self.input = self._dealer(self._input_address, self._receive_limit)
         await self.input.send(msgpack.packb(self.wire.registration(max_model_len)))
 

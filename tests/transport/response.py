@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from smg_fast._codec import Output, Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
 from smg_fast.engines import GenerationRequest, SamplingParams
-from smg_fast.transport import EngineClient, EngineError
+from smg_fast.transport import EngineBusy, EngineClient, EngineError
+
+from .engine import ScriptedEngine
 
 
 class Response:
@@ -79,6 +81,25 @@ async def ask(
         ],
     )
     return response
+
+
+async def fill(client: EngineClient, tokenizer: Tokenizer, rank: int | None = None) -> list[Response]:
+    """Send until an engine takes no more."""
+    responses: list[Response] = []
+    try:
+        while len(responses) < 20_000:
+            responses.append(await ask(client, tokenizer, f"fill-{len(responses)}", rank=rank))
+    except EngineBusy:
+        return responses
+    raise AssertionError("nothing bounds what waits for an engine")
+
+
+async def nothing_for(client: EngineClient, *engines: ScriptedEngine) -> None:
+    """They have read all that they were sent: what is sent now is the next that they get."""
+    for engine in engines:
+        last = [b"nothing else"]
+        client._outbox.send(client.engines[engine.index], last)
+        assert await engine.input.recv_multipart() == last
 
 
 async def eventually(condition: Callable[[], object]) -> None:

@@ -16,10 +16,10 @@ import zmq
 
 from smg_fast._codec import Tokenizer
 from smg_fast.engines import family
-from smg_fast.transport import EngineBusy, EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
+from smg_fast.transport import EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
 from .engine import ADD, TOKENSPEED, Row, ScriptedEngine, VLLMWire, Wire
-from .response import Response, ask, eventually, ready
+from .response import Response, ask, eventually, fill, ready
 
 Start = Callable[..., Awaitable[EngineClient]]
 
@@ -195,17 +195,6 @@ async def test_a_registration_is_read_though_a_send_has_taken_in_its_news(
             time.sleep(0.05)  # noqa: ASYNC251 - it arrives bit by bit, and the loop has no turn to see it
             await ask(client, tokenizer, rid)
         await ready(client, 2)
-
-
-async def fill(client: EngineClient, tokenizer: Tokenizer) -> list[Response]:
-    """Send until an engine takes no more."""
-    responses: list[Response] = []
-    try:
-        while len(responses) < 20_000:
-            responses.append(await ask(client, tokenizer, f"fill-{len(responses)}"))
-    except EngineBusy:
-        return responses
-    pytest.fail("nothing bounds what waits for an engine")
 
 
 async def test_sending_is_bounded(start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer) -> None:

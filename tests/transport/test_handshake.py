@@ -109,7 +109,7 @@ async def test_an_unknown_identity_is_passed_over(
         async with await ScriptedEngine.dial(addresses.handshake) as engine:
             await client.wait_ready(5)
             # The same on the input socket, whose addresses a stranger may know.
-            stranger._input_address, stranger._output_address = engine._input_address, engine._output_address
+            stranger._input_address = engine._input_address
             await stranger.register()
             await eventually(lambda: "registration of an unknown identity, 0100" in caplog.text)
             await eventually(lambda: "handshake from an unknown identity, 0100" in caplog.text)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgpack
 import pytest
-import zmq
 
-from smg_fast._codec import Tokenizer
+from smg_fast._codec import Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
 from smg_fast.engines import family
-from smg_fast.transport import EngineClient, WorkerAddresses
+from smg_fast.transport import EngineClient, EngineUnavailable, WorkerAddresses
 
 from .engine import ABORT, ADD, START_DP_WAVE, Row, ScriptedEngine, VLLMWire
-from .response import ask, eventually, ready
+from .response import Response, ask, eventually, fill, nothing_for, ready
 
 Start = Callable[..., Awaitable[EngineClient]]
+Dial = Callable[..., Awaitable[ScriptedEngine]]
 
 RANKS = 3
 CURRENT_WAVE = 12  # the position in a request of vLLM 0.32
@@ -29,7 +29,6 @@ class Rank(ScriptedEngine):
 
     def __init__(self, handshake: str, index: int) -> None:
         super().__init__(handshake, index, wire=VLLMWire(ranks=RANKS, index=index))
-        self.index = index
         self.wave = 0
         self.running = False
         #: Tokens that each of its requests still wants.
@@ -76,12 +75,17 @@ async def client(start: Start) -> EngineClient:
     return await start(family("vllm"), engine_count=RANKS)
 
 
-async def register(handshake: str) -> list[Rank]:
-    ranks = [Rank(handshake, index) for index in range(RANKS)]
+@pytest.fixture
+async def ranks(client: EngineClient, addresses: WorkerAddresses) -> AsyncIterator[list[Rank]]:
+    """The group, registered; each is closed at the end."""
+    ranks = [Rank(addresses.handshake, index) for index in range(RANKS)]
     for rank in ranks:
         await rank.hello()
         await rank.register()
-    return ranks
+    await ready(client, RANKS)
+    yield ranks
+    for rank in ranks:
+        rank.close()
 
 
 async def woken(engine: ScriptedEngine) -> list[int]:
@@ -92,12 +96,6 @@ async def woken(engine: ScriptedEngine) -> list[int]:
     return fields
 
 
-async def nothing_for(*engines: ScriptedEngine) -> None:
-    for engine in engines:
-        with pytest.raises(zmq.Again):
-            await engine.input.recv_multipart(zmq.NOBLOCK)
-
-
 async def stamp(engine: ScriptedEngine) -> int:
     """The wave that its next request was sent in."""
     kind, payload = await engine.input.recv_multipart()
@@ -106,18 +104,27 @@ async def stamp(engine: ScriptedEngine) -> int:
     return wave
 
 
-async def complete(client: EngineClient, *ranks: Rank, wave: int) -> None:
+async def heard(client: EngineClient, tokenizer: Tokenizer, *engines: ScriptedEngine) -> None:
+    """The client has read all that they said: they end what only its dispatcher knows of."""
+    for engine in engines:
+        last, rid = Response(), f"the last of {engine.index}"
+        client._dispatcher.open(
+            last, ResponseFormat.outputs(), tokenizer, TextOptions(), [rid], [Prompt(TokenIds([1]))]
+        )
+        await engine.send(Row(rid, [1], "length"))
+        await last.outputs()
+
+
+async def complete(client: EngineClient, tokenizer: Tokenizer, *ranks: Rank, wave: int) -> None:
     for rank in ranks:
         rank.wave = wave
         await rank.pause()
-    await eventually(lambda: client._waves.current == wave + 1)
+    await heard(client, tokenizer, *ranks)
 
 
 async def test_a_request_to_a_paused_group_wakes_the_others(
-    client: EngineClient, addresses: WorkerAddresses, tokenizer: Tokenizer
+    client: EngineClient, ranks: list[Rank], tokenizer: Tokenizer
 ) -> None:
-    ranks = await register(addresses.handshake)
-    await ready(client, RANKS)
     first, second, third = ranks
     for wave in (0, 1):
         responses = [await ask(client, tokenizer, f"{wave}a", rank=1)]
@@ -127,22 +134,18 @@ async def test_a_request_to_a_paused_group_wakes_the_others(
         assert await stamp(second) == wave
         responses.append(await ask(client, tokenizer, f"{wave}c", rank=0))
         assert await stamp(first) == wave
-        await nothing_for(*ranks)  # the group runs already
+        await nothing_for(client, *ranks)  # the group runs already
         await second.send(*(Row(f"{wave}{rid}", [1], "length") for rid in "ab"))
         await first.send(Row(f"{wave}c", [1], "length"))
         for response in responses:
             await response.outputs()
-        await complete(client, *ranks, wave=wave)
-    for rank in ranks:
-        rank.close()
+        await complete(client, tokenizer, *ranks, wave=wave)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_request_that_was_on_its_way_when_the_wave_ended_does_not_stand_alone(
-    client: EngineClient, addresses: WorkerAddresses, tokenizer: Tokenizer, cancelled: bool
+    client: EngineClient, ranks: list[Rank], tokenizer: Tokenizer, cancelled: bool
 ) -> None:
-    ranks = await register(addresses.handshake)
-    await ready(client, RANKS)
     response = await ask(client, tokenizer, "a", rank=0)
     assert await woken(ranks[1]) == await woken(ranks[2]) == [0, None]
     late = await ask(client, tokenizer, "b", rank=2)
@@ -151,30 +154,69 @@ async def test_a_request_that_was_on_its_way_when_the_wave_ended_does_not_stand_
     if cancelled:
         client.cancel(late.key)
     # As if the third had not seen its request yet.
-    await complete(client, ranks[0], wave=0)
-    await nothing_for(ranks[1])
-    await complete(client, ranks[2], ranks[1], wave=0)
+    await complete(client, tokenizer, ranks[0], wave=0)
+    await nothing_for(client, ranks[1])
+    await complete(client, tokenizer, ranks[2], ranks[1], wave=0)
     assert await woken(ranks[1]) == [1, None]
     if not cancelled:
         await ranks[2].send(Row("b", [1], "length"))
         await late.outputs()
-    await complete(client, *ranks, wave=1)
-    await nothing_for(ranks[1])
-    for rank in ranks:
-        rank.close()
+    await complete(client, tokenizer, *ranks, wave=1)
+    await nothing_for(client, ranks[1])
 
 
-async def test_an_engine_that_starts_a_wave_has_the_others_follow(
-    client: EngineClient, addresses: WorkerAddresses
-) -> None:
-    ranks = await register(addresses.handshake)
-    await ready(client, RANKS)
+async def test_an_engine_that_starts_a_wave_has_the_others_follow(ranks: list[Rank]) -> None:
     wire = ranks[1].wire
     assert isinstance(wire, VLLMWire)
     await ranks[1].output.send(wire.wave(start=4))
     assert await woken(ranks[0]) == await woken(ranks[2]) == [4, None]
-    for rank in ranks:
-        rank.close()
+
+
+async def test_an_engine_that_joins_a_running_group_is_woken(
+    client: EngineClient, ranks: list[Rank], addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    ranks[2].close()
+    await ready(client, 2)
+    response = await ask(client, tokenizer, "a", rank=0)
+    assert await woken(ranks[1]) == [0, None]
+    wire = ranks[2].wire
+    async with await ScriptedEngine.dial(addresses.handshake, 2, wire=wire) as newcomer:
+        assert await woken(newcomer) == [0, None]
+        await nothing_for(client, newcomer, ranks[1])
+        await ranks[0].send(Row("a", [1], "length"))
+        await response.outputs()
+        await complete(client, tokenizer, *ranks[:2], wave=0)
+        ranks[1].close()
+        await ready(client, 2)
+        # Nobody has anything to do.
+        async with await ScriptedEngine.dial(addresses.handshake, 1, wire=wire) as idle:
+            await ready(client, 3)
+            await nothing_for(client, idle)
+
+
+async def test_a_wave_that_waits_for_room_ends_with_its_engine(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(family("vllm"), engine_count=2, send_timeout=0.05)
+    wire = VLLMWire(ranks=2)
+    async with (
+        await ScriptedEngine.dial(addresses.handshake, 0, wire=wire) as first,
+        await ScriptedEngine.dial(addresses.handshake, 1, wire=wire, receive_limit=1) as full,
+    ):
+        await ready(client, 2)
+        responses = await fill(client, tokenizer, rank=1)
+        assert await woken(first) == [0, None]
+        await first.output.send(wire.wave(start=1))
+        assert await woken(first) == [1, None]  # and the other would have been, were there room
+        full.close()
+        for response in responses:
+            with pytest.raises(EngineUnavailable):
+                await response.outputs()
+        async with await ScriptedEngine.dial(addresses.handshake, 1, wire=wire) as successor:
+            await ready(client, 2)
+            await first.send(Row("nobody's", [1]))
+            assert await successor.abort() == ["nobody's"]
+            await nothing_for(client, successor)
 
 
 async def test_one_engine_is_no_group(start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer) -> None:
@@ -186,31 +228,27 @@ async def test_one_engine_is_no_group(start: Start, addresses: WorkerAddresses, 
         assert (await engine.request()).rid == "a"
         await engine.send(Row("a", [1], "length"))
         await response.outputs()
-        await nothing_for(engine)
+        await nothing_for(client, engine)
 
 
 async def test_ranks_that_are_on_their_own_are_left_alone(
-    client: EngineClient, addresses: WorkerAddresses, tokenizer: Tokenizer
+    client: EngineClient, dial: Dial, tokenizer: Tokenizer
 ) -> None:
-    engines = [await ScriptedEngine.dial(addresses.handshake, index, wire=VLLMWire()) for index in range(RANKS)]
+    engines = [await dial(index, wire=VLLMWire()) for index in range(RANKS)]
     await ready(client, RANKS)
     response = await ask(client, tokenizer, "a", rank=0)
     assert (await engines[0].request()).rid == "a"
     await engines[0].send(Row("a", [1], "length"))
     await response.outputs()
-    await nothing_for(*engines)
-    for engine in engines:
-        engine.close()
+    await nothing_for(client, *engines)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_request_waits_for_an_engine_that_sleeps(
-    client: EngineClient, addresses: WorkerAddresses, tokenizer: Tokenizer, seed: int
+    client: EngineClient, ranks: list[Rank], tokenizer: Tokenizer, seed: int
 ) -> None:
     """A group that steps only when all of its engines are active, whatever arrives when: all is answered."""
     chance = random.Random(seed)
-    ranks = await register(addresses.handshake)
-    await ready(client, RANKS)
     waves = 0
 
     async def run() -> None:
@@ -243,5 +281,3 @@ async def test_no_request_waits_for_an_engine_that_sleeps(
     running.cancel()
     assert waves > 5
     assert max(stamp for rank in ranks for stamp in rank.stamps) > 3
-    for rank in ranks:
-        rank.close()

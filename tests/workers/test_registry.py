@@ -135,6 +135,8 @@ async def test_bad_specs_are_refused_before_anything_is_bound(directory: Path) -
         Worker(WorkerSpec(url=f"ipc://{directory}/a", runtime="nope", model=MODEL))
     with pytest.raises(ValueError, match=r"0\.11\.0 is older than"):
         Worker(WorkerSpec(url=f"ipc://{directory}/a", runtime="vllm", model=MODEL, vllm_version="0.11.0"))
+    with pytest.raises(ValueError, match="--max-logprobs is an option of the runtime vllm"):
+        Worker(spec(directory, "a", max_logprobs=20))
     with pytest.raises(AddressError):
         Worker(WorkerSpec(url="tcp://127.0.0.1:1", runtime="tokenspeed", model=MODEL))
     with pytest.raises(ValueError, match="at least one engine, got 0"):

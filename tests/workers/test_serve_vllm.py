@@ -111,6 +111,38 @@ async def test_what_cannot_be_is_told_at_once(environment: dict[str, str], optio
         assert said in "".join(running.output)
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("launch", ("--runtime", "tokenspeed", "--vllm-version", "0.32.0"), "--vllm-version is an option of"),
+        ("launch", ("--runtime", "vllm", "--request-form", "tagged"), "--request-form is an option of"),
+        ("launch", ("--request-form", "tuple"), "--request-form is an option of"),
+        ("simulator", ("--max-logprobs", "20"), "--max-logprobs is an option of"),
+        ("simulator", ("--structured-outputs-backend", "guidance"), "--structured-outputs-backend is an option of"),
+    ],
+)
+async def test_an_option_of_another_runtime_is_refused_before_anything_is_bound(
+    directory: Path, command: str, options: tuple[str, ...], said: str
+) -> None:
+    model, sockets = str(MODEL_DIRECTORY), directory / "s"
+    arguments = {
+        "launch": ("launch", "--worker", f"ipc://{sockets}/e", "--model", model),
+        "simulator": ("serve", "--backend", "simulator", "--model", model),
+    }[command]
+    environment = {"SMG_ZMQ_SOCKET_DIR": str(sockets)}
+    async with program(*arguments, "--port", "0", *options, environment=environment) as running:
+        assert await running.end() == 1
+        assert said in running.output[-1]
+    assert not sockets.exists()
+
+
+@pytest.mark.parametrize(("given", "said"), [("-2", "`int` >= -1"), ("1001", "`int` <= 1000")])
+async def test_a_limit_of_logprobs_has_its_limits(environment: dict[str, str], given: str, said: str) -> None:
+    async with program(*serve("--max-logprobs", given), environment=environment) as running:
+        assert await running.end() == 2
+        assert f"argument --max-logprobs: Expected {said}, got '{given}'" in "".join(running.output)
+
+
 async def test_there_is_no_model_that_comes_along(environment: dict[str, str]) -> None:
     async with program("serve", "--backend", "vllm", environment=environment) as running:
         assert await running.end() == 2

@@ -45,7 +45,7 @@ async def test_a_round_trip(version: str) -> None:
 
 
 async def test_engines_in_lockstep_serve_as_a_group() -> None:
-    options = ("--runtime", "vllm", "--waves", "--tick-ms", "1")
+    options = ("--runtime", "vllm", "--data-parallel-size", "2", "--tick-ms", "1")
     async with (
         gateway("vllm", worker={"engine_count": 2}) as server,
         simulator(server.handshakes[0], *options, "--index", "0") as first,

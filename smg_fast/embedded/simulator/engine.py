@@ -116,6 +116,7 @@ class _Engine:
             page_size=options.page_size,
             num_pages=options.num_pages,
             cache_tokens=options.num_pages * options.page_size,
+            data_parallel_size=options.data_parallel_size,
             instance_id=f"simulator-{options.index}-{os.getpid()}",
         )
         _log.info("engine %d dials %s", options.index, options.handshake)
@@ -208,6 +209,7 @@ class _Engine:
         if self._options.waves:
             self._notify(Wave(complete=self._wave))
             self._wave += 1
+            self.counters.waves += 1
 
     def _notify(self, notice: UtilityAnswer | Wave) -> None:
         if not self._silent:

@@ -39,12 +39,12 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 1 << 31
     """Token ids there are; by default as many as an engine's arrays can hold."""
     max_logprobs: int = 20
-    """Alternatives that a request for logprobs may ask for (vLLM)."""
+    """Alternatives that a request for logprobs may ask for (vLLM); -1: all."""
     page_size: int = 64
     cached_tokens: int = 0
     abort_rows: bool = False
-    waves: bool = False
-    """Be an engine of a data-parallel group in lockstep, and tell of its waves (vLLM)."""
+    data_parallel_size: int = 1
+    """Engines of the group. Those of more than one step together, and tell of their waves (vLLM)."""
     token_ids: tuple[int, ...] = ()
     """What to say; empty: echo the prompt."""
     answers: str | None = None
@@ -55,6 +55,11 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     redial: bool = True
     exit_with_parent: int | None = None
     faults: Faults = Faults()
+
+    @property
+    def waves(self) -> bool:
+        """Whether it tells of waves: TokenSpeed's wire has none."""
+        return self.runtime == "vllm" and self.data_parallel_size > 1
 
     @property
     def num_pages(self) -> int:
@@ -82,7 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help=f"of vLLM, from {VERSIONS[0]} (default %(default)s)",
     )
-    wire.add_argument("--waves", action="store_true", help="tell of data-parallel waves, as vLLM's groups in lockstep")
+    wire.add_argument(
+        "--data-parallel-size",
+        type=integer(1),
+        default=default.data_parallel_size,
+        metavar="N",
+        help="engines of a group in lockstep, this one included; vLLM's tell of their waves (default %(default)s)",
+    )
 
     speed = parser.add_argument_group("pace and size")
     speed.add_argument(
@@ -122,10 +133,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     speed.add_argument(
         "--max-logprobs",
-        type=integer(0),
+        type=integer(-1),
         default=default.max_logprobs,
         metavar="N",
-        help="alternatives that vLLM gives logprobs of (default %(default)s)",
+        help="alternatives that vLLM gives logprobs of; -1: any number (default %(default)s)",
     )
     speed.add_argument(
         "--page-size", type=integer(1), default=default.page_size, metavar="N", help="tokens in a cache page"

@@ -48,6 +48,8 @@ class Counters(msgspec.Struct):
     """Generations dropped because the gateway went away."""
     live: int = 0
     """Generations running or waiting now."""
+    waves: int = 0
+    """Waves of its group that it has come to the end of."""
 
 
 class _Extra(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ class Scheduler:
         self._limits = Limits(
             max_model_len=options.max_model_len,
             vocab_size=options.vocab_size,
-            max_logprobs=options.max_logprobs,
+            max_logprobs=options.vocab_size if options.max_logprobs == -1 else options.max_logprobs,
             engine_index=options.index,
         )
         self._running: dict[str, _Generation] = {}

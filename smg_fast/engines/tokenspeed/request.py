@@ -64,7 +64,6 @@ def encode_request(request: GenerationRequest, form: RequestForm) -> list[bytes]
 def _check(request: GenerationRequest) -> None:
     """Nothing that the wire has no room for is dropped."""
     sampling = request.sampling
-    constraint = sampling.constraint or Constraint("json_object")
     asked = {
         "logprobs of more than the sampled token": sampling.logprobs,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
@@ -73,9 +72,6 @@ def _check(request: GenerationRequest) -> None:
         "bad_words": sampling.bad_words,
         "priority": request.priority,
         "cache_salt": request.cache_salt is not None,
-        "whitespace_pattern": constraint.whitespace_pattern is not None,
-        "disable_any_whitespace": constraint.disable_any_whitespace,
-        "disable_additional_properties": constraint.disable_additional_properties,
     }
     lacking = [name for name, value in asked.items() if value]
     if lacking:

@@ -6,17 +6,14 @@ Facts from vLLM 0.32 (``SamplingParams.__post_init__`` and ``update_from_generat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ..._codec import Protocol, encode_vllm_request
 from ..request import Constraint, ConstraintKind, GenerationRequest, SamplingParams
+from .capabilities import ConstraintBackend
 
-ConstraintBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer"]
-
-#: The type byte of the message that starts a wave.
-_START_DP_WAVE = b"\x02"
 #: Temperatures between 0, which is greedy, and this one are raised to it.
 _MIN_TEMPERATURE = 0.01
 #: The keys that kinds of constraint have on the wire, where it is another word.
@@ -57,12 +54,6 @@ def encode_request(
         current_wave=wave,
         priority=request.priority,
     )
-
-
-def encode_start_wave(wave: int) -> list[bytes]:
-    """Frames of a START_DP_WAVE message: the engine begins the wave, unless it has passed it."""
-    none_has_begun = None
-    return [_START_DP_WAVE, msgspec.msgpack.encode((wave, none_has_begun))]
 
 
 def _randomness(sampling: SamplingParams) -> dict[str, Any]:
@@ -106,9 +97,6 @@ def _constraint(constraint: Constraint | None, backend: ConstraintBackend) -> di
     return {
         _KEYS.get(constraint.kind, constraint.kind): True if constraint.kind == "json_object" else constraint.value,
         "backend": backend,
-        "disable_any_whitespace": constraint.disable_any_whitespace,
-        "disable_additional_properties": constraint.disable_additional_properties,
-        "whitespace_pattern": constraint.whitespace_pattern,
     }
 
 
