@@ -22,6 +22,7 @@ __all__ = [
     "TextOptions",
     "TokenIds",
     "Tokenizer",
+    "Utility",
     "Wave",
     "__revision__",
     "__version__",
@@ -254,6 +255,17 @@ class Wave:
         """The wave that the others shall start."""
 
 @final
+class Utility:
+    """The answer to a call of an engine's utility method (vLLM). What the method has returned is not kept."""
+
+    @property
+    def call_id(self) -> int:
+        """The number the call was given."""
+    @property
+    def failure(self) -> str | None:
+        """Why it failed; ``None``: it did not."""
+
+@final
 class Protocol:
     """Which wire an engine speaks."""
 
@@ -299,6 +311,8 @@ class Outcome:
     def loads(self) -> list[Load]: ...
     @property
     def waves(self) -> list[Wave]: ...
+    @property
+    def utilities(self) -> list[Utility]: ...
     @property
     def consumed(self) -> int:
         """Messages that were read: all of them, or up to the refused one."""

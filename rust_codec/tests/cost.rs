@@ -5,7 +5,7 @@ mod common;
 
 use _codec::dispatcher::{Dispatcher, Ending, Opening, Outbox, Target};
 use _codec::generation::{Prompt, TextOptions, Tokenizer};
-use _codec::protocol::{self, Load, Protocol, Wave};
+use _codec::protocol::{self, Load, Protocol, Utility, Wave};
 use _codec::render::{Api, Format};
 use common::vllm::{Logprobs, Message, Output, PLAIN, Style, versions};
 use std::sync::Arc;
@@ -35,6 +35,8 @@ impl Outbox<()> for Counts {
     fn load(&mut self, _: Load) {}
 
     fn wave(&mut self, _: Wave) {}
+
+    fn utility(&mut self, _: Utility) {}
 
     fn refused(&mut self, error: protocol::Error) {
         panic!("{error}");

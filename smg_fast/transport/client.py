@@ -296,6 +296,9 @@ class EngineClient:
             self._release(rid)
         for wave in outcome.waves:
             self._waves.on_wave(wave)
+        for utility in outcome.utilities:
+            result = "succeeded" if utility.failure is None else f"failed: {utility.failure}"
+            logger.warning("a utility call that nobody here made, %d, has %s", utility.call_id, result)
         refused = messages.pop() if outcome.refused is not None else None
         now = self._loop.time()
         for engine in self._senders(messages):

@@ -161,6 +161,7 @@ def test_waves_are_reported(vllm: Client) -> None:
 def test_the_answer_of_a_utility_call_is_no_error(vllm: Client) -> None:
     for answer in ([1, None, None], [2, "it failed", None]):
         outcome = vllm.feed(message(utility_output=answer))
+        assert [[utility.call_id, utility.failure] for utility in outcome.utilities] == [answer[:2]]
         assert (outcome.refused, outcome.chunks, outcome.ended, outcome.aborts) == (None, [], [], [])
 
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::generation::{Finish, Generation, Reader, StopReason};
-use crate::protocol::{self, FinishReason, Load, Message, Protocol, Row, Tick, Wave};
+use crate::protocol::{self, FinishReason, Load, Message, Protocol, Row, Tick, Utility, Wave};
 use crate::render::Usage;
 pub use opening::{OpenError, Opening, Target};
 use released::Released;
@@ -30,6 +30,8 @@ pub trait Outbox<S> {
     fn load(&mut self, load: Load);
     /// An engine's news of the waves of its data-parallel group.
     fn wave(&mut self, wave: Wave);
+    /// An engine's answer to a utility call.
+    fn utility(&mut self, utility: Utility);
     /// A message could not be read; no row of it was applied.
     fn refused(&mut self, error: protocol::Error);
     /// An engine is gone.
@@ -232,6 +234,9 @@ impl<S> Dispatcher<S> {
         }
         if let Some(load) = tick.load {
             out.load(load);
+        }
+        if let Some(utility) = &tick.utility {
+            out.utility(utility.clone());
         }
         if let Some(wave) = tick.wave() {
             out.wave(wave);

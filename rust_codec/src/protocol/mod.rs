@@ -88,6 +88,15 @@ pub struct PromptLogprobs {
     pub ranks: Vec<u32>,
 }
 
+/// The answer to a call of an engine's utility method.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Utility {
+    /// The number the call was given.
+    pub call_id: i64,
+    /// Why it failed. `None`: it did not.
+    pub failure: Option<String>,
+}
+
 /// How busy an engine says it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
@@ -119,6 +128,8 @@ pub struct Tick {
     /// Ids of requests the engine is done with, as ranges of the message's first frame; valid UTF-8. They repeat what
     /// rows say.
     pub finished: Vec<Range<u32>>,
+    /// The answer to a utility call.
+    pub utility: Option<Utility>,
     /// The wave of data-parallel steps that the engine has completed.
     pub wave_complete: Option<u64>,
     /// The wave that the engine wants the others to start.
@@ -140,6 +151,7 @@ impl Tick {
         self.top_logprobs.clear();
         self.prompt_logprobs.clear();
         self.finished.clear();
+        self.utility = None;
         self.wave_complete = None;
         self.start_wave = None;
         self.engine_index = None;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PySequence};
 
 use super::options::{Prompt, ResponseFormat, TextOptions};
-use super::outcome::{Load, Outcome, Output, Wave};
+use super::outcome::{Load, Outcome, Output, Utility, Wave};
 use super::protocol::Protocol;
 use super::text::Tokenizer;
 use crate::dispatcher::{self, Ending, Opening, Outbox};
@@ -24,6 +24,7 @@ struct Gathered<'py> {
     finished: Vec<Box<[u8]>>,
     loads: Vec<protocol::Load>,
     waves: Vec<protocol::Wave>,
+    utilities: Vec<protocol::Utility>,
     refused: Option<String>,
     engine_dead: bool,
     consumed: usize,
@@ -52,6 +53,10 @@ impl Outbox<Py<PyAny>> for Gathered<'_> {
 
     fn wave(&mut self, wave: protocol::Wave) {
         self.waves.push(wave);
+    }
+
+    fn utility(&mut self, utility: protocol::Utility) {
+        self.utilities.push(utility);
     }
 
     fn refused(&mut self, error: protocol::Error) {
@@ -85,6 +90,7 @@ impl<'py> Gathered<'py> {
             finished: Vec::new(),
             loads: Vec::new(),
             waves: Vec::new(),
+            utilities: Vec::new(),
             refused: None,
             engine_dead: false,
             consumed: 0,
@@ -120,6 +126,7 @@ impl<'py> Gathered<'py> {
             finished: strings(py, &self.finished)?.unbind(),
             loads: PyList::new(py, self.loads.into_iter().map(Load::from))?.unbind(),
             waves: PyList::new(py, self.waves.into_iter().map(Wave::from))?.unbind(),
+            utilities: PyList::new(py, self.utilities.into_iter().map(Utility::from))?.unbind(),
             refused: self.refused,
             engine_dead: self.engine_dead,
             consumed: self.consumed,

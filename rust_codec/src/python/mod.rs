@@ -31,7 +31,7 @@ mod codec {
     #[pymodule_export]
     use super::options::{Prompt, ResponseFormat, TextOptions};
     #[pymodule_export]
-    use super::outcome::{Load, Outcome, Output, Wave};
+    use super::outcome::{Load, Outcome, Output, Utility, Wave};
     #[pymodule_export]
     use super::protocol::Protocol;
     #[pymodule_export]

@@ -106,6 +106,19 @@ impl From<protocol::Wave> for Wave {
 }
 
 #[pyclass(frozen, get_all, module = "smg_fast._codec")]
+pub struct Utility {
+    call_id: i64,
+    failure: Option<String>,
+}
+
+impl From<protocol::Utility> for Utility {
+    fn from(utility: protocol::Utility) -> Self {
+        let protocol::Utility { call_id, failure } = utility;
+        Self { call_id, failure }
+    }
+}
+
+#[pyclass(frozen, get_all, module = "smg_fast._codec")]
 pub struct Outcome {
     pub chunks: Py<PyList>,
     pub ended: Py<PyList>,
@@ -113,6 +126,7 @@ pub struct Outcome {
     pub finished: Py<PyList>,
     pub loads: Py<PyList>,
     pub waves: Py<PyList>,
+    pub utilities: Py<PyList>,
     pub refused: Option<String>,
     pub engine_dead: bool,
     pub consumed: usize,

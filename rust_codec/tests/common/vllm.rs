@@ -122,13 +122,22 @@ pub struct Message {
     pub outputs: Vec<Output>,
     pub load: Option<(u64, u64, f64)>,
     pub finished: Vec<String>,
+    pub utility: Option<(i64, Option<String>)>,
     pub wave_complete: Option<u64>,
     pub start_wave: Option<u64>,
 }
 
 impl Message {
     pub fn of(outputs: Vec<Output>) -> Self {
-        Self { engine_index: 0, outputs, load: None, finished: Vec::new(), wave_complete: None, start_wave: None }
+        Self {
+            engine_index: 0,
+            outputs,
+            load: None,
+            finished: Vec::new(),
+            utility: None,
+            wave_complete: None,
+            start_wave: None,
+        }
     }
 
     /// What a tick has of it.
@@ -155,6 +164,10 @@ impl Message {
                     ("num_waiting_reqs", Node::Int(waiting.into())),
                     ("kv_cache_usage", Node::Float(usage)),
                 ])
+            })),
+            "utility_output" => Some(self.utility.as_ref().map_or(Node::Nil, |(call_id, failure)| {
+                let failure = failure.as_deref().map_or(Node::Nil, Node::str);
+                Node::Array(vec![Node::Int(i128::from(*call_id)), failure, Node::Array(vec![Node::Nil, Node::Nil])])
             })),
             "finished_requests" => Some(match self.finished.is_empty() {
                 true => Node::Nil,
@@ -321,6 +334,7 @@ pub fn resolve(frame: &[u8], tick: &Tick) -> Message {
             (running, waiting, kv_usage)
         }),
         finished: tick.finished.iter().map(text).collect(),
+        utility: tick.utility.clone().map(|utility| (utility.call_id, utility.failure)),
         wave_complete: tick.wave_complete,
         start_wave: tick.start_wave,
     }

@@ -140,13 +140,14 @@ fn any_output() -> impl Strategy<Value = Output> {
 fn any_message() -> impl Strategy<Value = Message> {
     let outputs = proptest::collection::vec(any_output(), 0..8);
     let load = proptest::option::of((any::<u64>(), any::<u64>(), 0.0..=1.0));
-    let waves = (any::<Option<u64>>(), any::<Option<u64>>());
-    (any::<u32>(), outputs, load, any::<Vec<String>>(), waves).prop_map(
-        |(engine_index, outputs, load, finished, (wave_complete, start_wave))| Message {
+    let news = any::<(Option<(i64, Option<String>)>, Option<u64>, Option<u64>)>();
+    (any::<u32>(), outputs, load, any::<Vec<String>>(), news).prop_map(
+        |(engine_index, outputs, load, finished, (utility, wave_complete, start_wave))| Message {
             engine_index,
             outputs,
             load,
             finished,
+            utility,
             wave_complete,
             start_wave,
         },

@@ -3,7 +3,7 @@
 use super::array::{Array, Frames};
 use super::layout::{BatchField, Layout, OutputField};
 use crate::msgpack::{Error, Reader};
-use crate::protocol::{Extra, FinishReason, Load, PromptLogprobs, Row, StopReason, Tick};
+use crate::protocol::{Extra, FinishReason, Load, PromptLogprobs, Row, StopReason, Tick, Utility};
 use std::ops::Range;
 
 /// Elements that an output begins with in every version: its request id and its tokens.
@@ -49,6 +49,7 @@ fn decode_batch_field<'a>(
             }
         }
         BatchField::SchedulerStats => tick.load = reader.optional(decode_load)?,
+        BatchField::UtilityOutput => tick.utility = reader.optional(decode_utility)?,
         BatchField::FinishedRequests => {
             if !reader.take_nil() {
                 for index in 0..reader.array()? {
@@ -243,4 +244,20 @@ fn decode_load(reader: &mut Reader<'_>) -> Result<Load, Error> {
         }
     }
     Ok(load)
+}
+
+fn decode_utility(reader: &mut Reader<'_>) -> Result<Utility, Error> {
+    let offset = reader.position();
+    let length = reader.array()?;
+    if length == 0 {
+        return Err(Error::new(offset, "a call id", "nothing"));
+    }
+    let call_id = reader.field("call_id", Reader::i64)?;
+    let failure = match length {
+        1 => None,
+        _ => reader.field("failure_message", |reader| reader.optional(Reader::str))?.map(str::to_owned),
+    };
+    // What the method has returned.
+    reader.skip(length.saturating_sub(2))?;
+    Ok(Utility { call_id, failure })
 }
