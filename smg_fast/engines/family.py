@@ -26,6 +26,13 @@ class EngineFamily(Protocol):
         """As in ``--runtime``."""
 
     @property
+    def one_process(self) -> bool:
+        """Whether an engine's output comes from the process that registers, and from no other.
+
+        Else what comes from an unknown process may be any engine's.
+        """
+
+    @property
     def capabilities(self) -> Capabilities: ...
 
     def protocol(self, ready: ReadyResponse) -> WireProtocol:

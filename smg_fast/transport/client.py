@@ -314,14 +314,16 @@ class EngineClient:
             self._on_refused(self._senders([refused]), outcome.refused)
 
     def _legible(self, messages: list[Message]) -> list[Message]:
-        """Without those of whoever has not registered, or is refused: they may be of another wire."""
+        """Without those of whoever cannot be serving, or is refused: they may be of another wire."""
         return [frames for frames in messages if self._senders([frames])]
 
     def _senders(self, messages: Sequence[Message]) -> list[Engine]:
         """Engines that some messages came from; all that come into question where it cannot be told."""
         among: Sequence[Engine] = self.engines if messages else ()
         if len(self.engines) > 1:
-            among = self._group.of_peers({peer_of(frames[0]) for frames in messages})
+            peers = {peer_of(frame) for frame, *_ in messages}
+            if self.family.one_process or peers <= {engine.peer for engine in self.engines}:
+                among = self._group.of_peers(peers)
         return [engine for engine in among if engine.protocol is self._protocol]
 
     def _deliver(self, outcome: Outcome, error: type[EngineError]) -> None:

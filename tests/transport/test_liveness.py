@@ -123,6 +123,32 @@ async def test_a_death_notice_is_its_senders_only(
         assert client.in_flight == 1
 
 
+async def test_a_death_notice_that_may_be_anyones_stops_the_generations_of_all(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(engine_count=2)
+    async with (
+        await ScriptedEngine.dial(addresses.handshake, 0) as first,
+        await ScriptedEngine.dial(addresses.handshake, 1) as second,
+    ):
+        await ready(client, 2)
+        responses = [await ask(client, tokenizer, rid) for rid in "ab"]
+        on_first, on_second = (await first.request()).rid, (await second.request()).rid
+        # A process of the engine's that is not the one which registered.
+        script = (
+            "import zmq; c = zmq.Context(); s = c.socket(zmq.PUSH);"
+            f"s.connect('{addresses.output_endpoint}'); s.send(b'ENGINE_CORE_DEAD'); s.close(); c.term()"
+        )
+        notifier = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        assert await notifier.wait() == 0
+        for response in responses:
+            with pytest.raises(EngineUnavailable, match="has died"):
+                await response.outputs()
+        assert await first.abort() == [on_first]
+        assert await second.abort() == [on_second]
+        assert client.state == "unhealthy"
+
+
 async def test_a_death_notice_of_a_process_with_two_engines_is_that_of_both(
     start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
 ) -> None:

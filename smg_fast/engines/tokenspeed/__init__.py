@@ -25,6 +25,7 @@ class TokenSpeed(msgspec.Struct, frozen=True):
     form: RequestForm = "tagged"
 
     name: ClassVar[str] = "tokenspeed"
+    one_process: ClassVar[bool] = False
 
     @property
     def capabilities(self) -> Capabilities:

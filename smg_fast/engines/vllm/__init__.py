@@ -40,6 +40,8 @@ class VLLM(msgspec.Struct, frozen=True):
     max_logprobs: int = 20
 
     name: ClassVar[str] = "vllm"
+    #: Seen with 0.32: the process of the EngineCore holds both connections.
+    one_process: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.version is not None:
