@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 __all__ = [
     "CodecError",
+    "Connection",
     "Detokenizer",
     "Dispatcher",
     "Handshake",
@@ -82,7 +83,11 @@ class Tokenizer:
     def from_file(path: str) -> Tokenizer:
         """Raises ``OSError`` if the file cannot be read, ``ValueError`` if it is not a tokenizer."""
     def encode(self, text: str, add_special_tokens: bool = False) -> TokenIds:
-        """Token ids of ``text``. The GIL is released while it runs."""
+        """Token ids of ``text``, the same as ``tokenizers`` has them. The GIL is released for all but short texts."""
+    def encoding_cost(self, text: str) -> int:
+        """What ``encode`` has to do, in bytes that ``tokenizers`` would encode in the time; nothing for what it
+        remembers.
+        """
     def decode(self, ids: TokenIds | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the whole sequence at once; ids outside the vocabulary contribute nothing."""
     def token_to_id(self, token: str) -> int | None: ...
@@ -292,14 +297,18 @@ class Outcome:
 
     @property
     def chunks(self) -> list[tuple[object, bytes]]:
-        """Per response with news: its sink and a ready HTTP/1.1 chunk, framing included."""
+        """Per response with news: its sink and the bytes to write.
+
+        Of a stream with a connection it is what that did not take at once. Whoever writes it pauses the response, and
+        resumes it when all is written.
+        """
     @property
     def ended(self) -> list[tuple[object, bytes | list[Output] | None, str | None]]:
         """Responses that end: sink, last data, error.
 
-        The data are unframed: a stream's last events (usage and ``[DONE]`` included), a whole JSON body, or the
-        outputs.
-        With an error they are ``None``.
+        The data are a stream's last events (usage and ``[DONE]`` included), a whole JSON body, or the outputs. Of a
+        stream with a connection they are what that did not take at once, its end included.
+        With an error they are ``None``, or empty if something of a stream has gone to its connection.
         """
     @property
     def aborts(self) -> list[str]:
@@ -322,6 +331,31 @@ class Outcome:
     @property
     def engine_dead(self) -> bool:
         """An engine said that it is dying."""
+    @property
+    def quiet(self) -> bool:
+        """There is nothing of all this, or loads alone: most ticks only add to what goes to connections."""
+
+@final
+class Connection:
+    """An HTTP connection that a streamed response is written to."""
+
+    def __new__(cls, head: bytes, *, fd: int | None, chunked: bool) -> Connection:
+        """
+        Parameters
+        ----------
+        head
+            What goes before the first bytes: the status line and the headers.
+        fd
+            The socket, which has to be non-blocking; it is written to without a call of the sink. ``None``: the sink
+            writes everything.
+        chunked
+            Whether events are framed in HTTP/1.1's chunked transfer coding.
+
+        Raises
+        ------
+        ValueError
+            The descriptor is negative.
+        """
 
 @final
 class Dispatcher:
@@ -338,11 +372,14 @@ class Dispatcher:
         options: TextOptions,
         rids: Sequence[str],
         prompts: Sequence[Prompt],
+        connection: Connection | None = None,
     ) -> int:
         """Begin a response with one generation per request id, in the order of its choices; returns its key.
 
-        Each prompt has as many choices as the others: the first ids are those of the first prompt. Raises
-        ``ValueError`` for an id in flight already, no id, and ids that do not divide by the prompts.
+        Each prompt has as many choices as the others: the first ids are those of the first prompt. The events of a
+        stream go to ``connection``; without one they come as they are. Raises ``ValueError`` for an id in flight
+        already, no id, and ids that do not divide by the prompts; ``OSError`` if there is no such descriptor, or none
+        left to duplicate it.
         """
     def feed(self, protocol: Protocol, messages: Sequence[Sequence[bytes]]) -> Outcome:
         """Apply messages (each a sequence of frames) in order.
@@ -360,7 +397,7 @@ class Dispatcher:
     def pause(self, key: int) -> None:
         """Render nothing for a response whose reader is slow; it goes on accumulating. Unknown keys are passed over."""
     def resume(self, key: int) -> bytes | None:
-        """End the pause; returns one framed chunk with what gathered, if anything did. Unknown keys have nothing.
+        """End the pause; returns what gathered, as in ``Outcome.chunks``, if anything did. Unknown keys have nothing.
 
         A response that ends while paused is unpaused by its end: what gathered comes with its last data.
         """

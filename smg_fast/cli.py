@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from . import _codec
-from .commands import launch, llamacpp, serve, simulate
+from .commands import launch, llamacpp, serve, simulate, workers
 
 
 class Command(Protocol):
@@ -22,7 +22,13 @@ class Command(Protocol):
         """``others`` are the arguments that the parser did not know. Returns the exit code."""
 
 
-_COMMANDS: dict[str, Command] = {"launch": launch, "serve": serve, "simulate": simulate, "llamacpp": llamacpp}
+_COMMANDS: dict[str, Command] = {
+    "launch": launch,
+    "serve": serve,
+    "workers": workers,
+    "simulate": simulate,
+    "llamacpp": llamacpp,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

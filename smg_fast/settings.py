@@ -17,6 +17,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(title="HOST", description="Address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(title="PORT", description="Port to listen on; 0 takes a free one", ge=0, le=65535)] = 8080
+    gateway_processes: Annotated[
+        int,
+        Meta(
+            title="N",
+            description="Processes that share the port and the engines, for what takes more than one core",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     max_body_size: Annotated[
         int, Meta(title="MIB", description="Largest request body, in MiB; a larger one is answered with 413", ge=1)
     ] = 16
@@ -80,12 +89,13 @@ class WorkerSettings(ModelSettings, frozen=True, kw_only=True):
         ),
     ]
     model: Annotated[
-        str,
+        str | None,
         Meta(
             title="PATH",
-            description="The model's directory, with tokenizer, chat template and configuration, or its GGUF file",
+            description="The model's directory, with tokenizer, chat template and configuration, or its GGUF file "
+            "[default: what the engine was started with]",
         ),
-    ]
+    ] = None
     runtime: Annotated[
         str | None, Meta(title="NAME", description="The engine's family: vllm or tokenspeed [default: vllm]")
     ] = None
@@ -114,26 +124,44 @@ class WorkerSettings(ModelSettings, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 300.0
+    priority: Annotated[
+        int,
+        Meta(
+            title="N",
+            description="Requests go to the model's ready workers of the highest priority",
+            ge=-1000,
+            le=1000,
+        ),
+    ] = 0
 
 
 class ServeSettings(ModelSettings, frozen=True, kw_only=True):
-    """An engine that this command starts itself, beside the gateway."""
+    """Engines that this command starts itself, beside the gateway."""
 
     backend: Annotated[
-        Literal["vllm", "llamacpp", "simulator"],
+        Literal["vllm", "tokenspeed", "llamacpp", "simulator"],
         Meta(
-            description="The engine to start: vllm serves a model's directory, llamacpp runs a GGUF file; the "
-            "simulator, without a model, echoes"
+            description="The engine to start: vllm and tokenspeed serve a model's directory, llamacpp runs a GGUF "
+            "file; the simulator, without a model, echoes"
         ),
     ]
     model: Annotated[
         str | None,
         Meta(
             title="PATH",
-            description="The model: a directory for vllm and the simulator, a GGUF file for llamacpp [default: a "
-            "small one; vllm has none]",
+            description="The model: a directory for vllm, tokenspeed and the simulator, a GGUF file for llamacpp "
+            "[default: a small one; vllm and tokenspeed have none]",
         ),
     ] = None
+    dp_size: Annotated[
+        int,
+        Meta(
+            title="N",
+            description="Engines to start, which share the requests: data-parallel ranks, each on GPUs of its own",
+            ge=1,
+            le=1024,
+        ),
+    ] = 1
     tokenizer: Annotated[
         str | None,
         Meta(
@@ -147,5 +175,13 @@ class ServeSettings(ModelSettings, frozen=True, kw_only=True):
             title="FILE",
             description="Python interpreter that has vLLM [default: SMG_FAST_VLLM_PYTHON; else the vllm on the PATH, "
             "or this interpreter]",
+        ),
+    ] = None
+    tokenspeed_python: Annotated[
+        str | None,
+        Meta(
+            title="FILE",
+            description="Python interpreter that has TokenSpeed [default: SMG_FAST_TOKENSPEED_PYTHON; else the "
+            "tokenspeed on the PATH, or this interpreter]",
         ),
     ] = None

@@ -18,7 +18,7 @@ struct Counts {
 }
 
 impl Outbox<()> for Counts {
-    fn events(&mut self, (): &(), _: &[u8]) {}
+    fn events(&mut self, (): &mut (), _: &[u8]) {}
 
     fn ended(&mut self, (): (), ending: Ending) {
         match ending {

@@ -1,18 +1,24 @@
-"""``smg-fast launch``: the gateway, for an engine that is started on its own."""
+"""``smg-fast launch``: the gateway, for engines that are started on their own."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from ..settings import GatewaySettings, WorkerSettings
-from .options import add_options, read_options, refuse
+from .options import add_options, convert, read_options, refuse
 
-HELP = "run the gateway for an engine that is started on its own"
-DESCRIPTION = "Run the gateway. Engines dial in when they come up, and again when they come back."
+HELP = "run the gateway for engines that are started on their own"
+DESCRIPTION = (
+    "Run the gateway. Engines dial in when they come up, and again when they come back. There may be several workers: "
+    "options before the first --worker are for all of them, those behind a --worker for that one. Others can be added "
+    "while the gateway runs: see smg-fast workers."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, WorkerSettings, "worker and model")
+    add_options(parser, WorkerSettings, "workers and models", in_order=True)
     add_options(parser, GatewaySettings, "gateway")
 
 
@@ -22,19 +28,34 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
     from . import running
 
     gateway = read_options(parser, arguments, GatewaySettings)
-    worker = read_options(parser, arguments, WorkerSettings)
-    return running.run(_launch(gateway, worker), gateway.log_level)
+    workers = _workers(parser, getattr(arguments, "in_order", ()))
+    return running.run(_launch(gateway, workers), gateway.log_level)
 
 
-async def _launch(gateway: GatewaySettings, worker: WorkerSettings) -> None:
-    from ..gateway.server import GatewayServer
+def _workers(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any]]) -> list[WorkerSettings]:
+    """Of options by name, in the order they came."""
+    common: dict[str, Any] = {}
+    workers: list[dict[str, Any]] = []
+    for name, value in options:
+        if name == "worker":
+            workers.append({**common, name: value})
+        else:
+            (workers[-1] if workers else common)[name] = value
+    if common and not workers:
+        parser.error("there are options for workers and no --worker")
+    return [convert(parser, worker, WorkerSettings) for worker in workers]
+
+
+async def _launch(gateway: GatewaySettings, workers: Sequence[WorkerSettings]) -> None:
+    from . import processes
     from .running import exit_signal, freeze
 
     asked_to_exit = exit_signal()
-    server = GatewayServer(gateway, [worker])
+    server = processes.gateway(gateway, workers)
     await server.start()
     try:
-        print(f"smg-fast listens on {server.url}; engines dial {', '.join(server.handshakes)}", flush=True)
+        dialled = f"engines dial {', '.join(server.handshakes)}" if workers else "smg-fast workers add gives it workers"
+        print(f"smg-fast listens on {server.url}; {dialled}", flush=True)
         freeze()
         await asked_to_exit.wait()
     finally:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..embedded import llamacpp
+from ..engines.launch import EngineLaunch, LaunchError
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.gguf import context_length
 from ..settings import ServeSettings, WorkerSettings
-from .options import own_command, refuse
+from .options import own_engines, refuse
 
 HELP = "run the llama.cpp engine alone"
 DESCRIPTION = (
@@ -66,24 +66,11 @@ def runtime(options: Sequence[str]) -> str:
     return "tokenspeed"
 
 
-def command(
-    parser: argparse.ArgumentParser,
-    settings: ServeSettings,
-    worker: WorkerSettings,
-    model: str,
-    options: Sequence[str],
-) -> list[str]:
-    """The command line that starts the engine for a worker; it ends with this process.
-
-    Ends the process, in the name of ``parser``, if the engine would not understand it or cannot run.
-    """
-    assert worker.handshake_address is not None
-    arguments = ["--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(os.getpid())]
-    arguments += options
-    own = argparse.ArgumentParser(prog=parser.prog, usage=parser.format_usage().removeprefix("usage: "), add_help=False)
-    add_arguments(own)
-    own.parse_args(arguments)
+def launches(
+    settings: ServeSettings, worker: WorkerSettings, handshake: str, model: str, options: Sequence[str]
+) -> list[EngineLaunch]:
+    """A process for each rank; they end with this one. Raises ``LaunchError`` if it cannot run here."""
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
-            parser.error(_LACKING.format(package))
-    return own_command("llamacpp", *arguments)
+            raise LaunchError(_LACKING.format(package))
+    return own_engines("llamacpp", add_arguments, settings.dp_size, handshake, ["--model", model], options)

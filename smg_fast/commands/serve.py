@@ -1,32 +1,33 @@
-"""``smg-fast serve``: an engine and the gateway for it, started and ended together."""
+"""``smg-fast serve``: engines and the gateway for them, started and ended together."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import logging
-import os
 import shlex
-import socket
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ..engines.launch import EngineLaunch, LaunchError
 from ..settings import GatewaySettings, ModelSettings, ServeSettings, WorkerSettings
-from . import llamacpp, simulate, vllm
+from . import llamacpp, simulate, tokenspeed, vllm
 from .options import add_options, read_options
+
+if TYPE_CHECKING:
+    from .terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
-HELP = "start an engine and the gateway together"
-DESCRIPTION = "Start an engine and the gateway for it. Both end together."
+HELP = "start engines and the gateway together"
+DESCRIPTION = "Start an engine, or several, and the gateway for them. All end together."
 EPILOG = (
     "Options that are not listed here, and whatever follows --, go to the engine: those of vllm are in `vllm serve "
-    "--help`, those of llamacpp in `smg-fast llamacpp --help` (--ctx-size, --slots, --threads), those of the simulator "
-    "in `smg-fast simulate --help`."
+    "--help`, those of tokenspeed in `tokenspeed serve --help`, those of llamacpp in `smg-fast llamacpp --help` "
+    "(--ctx-size, --slots, --threads), those of the simulator in `smg-fast simulate --help`."
 )
 
 
@@ -34,23 +35,26 @@ class Backend(Protocol):
     """What a module of this package has to have for its engine to be started here. ``options`` are the engine's own."""
 
     def model(self, parser: argparse.ArgumentParser, settings: ServeSettings) -> tuple[str, str]:
-        """What the engine shall serve, and its name."""
+        """What the engine shall serve, and its name; ends the process, in the name of ``parser``, if there is none."""
 
     def runtime(self, options: Sequence[str]) -> str:
         """The engine family."""
 
-    def command(
-        self,
-        parser: argparse.ArgumentParser,
-        settings: ServeSettings,
-        worker: WorkerSettings,
-        model: str,
-        options: Sequence[str],
-    ) -> list[str]:
-        """The engine's command line. Both end the process, in the name of ``parser``, for what cannot be."""
+    def launches(
+        self, settings: ServeSettings, worker: WorkerSettings, handshake: str, model: str, options: Sequence[str]
+    ) -> list[EngineLaunch]:
+        """The processes to start, which run ``settings.dp_size`` engines. Raises ``LaunchError``.
+
+        ``handshake`` is where they shall dial.
+        """
 
 
-_BACKENDS: dict[str, Backend] = {"vllm": vllm, "llamacpp": llamacpp, "simulator": simulate}
+_BACKENDS: dict[str, Backend] = {
+    "vllm": vllm,
+    "tokenspeed": tokenspeed,
+    "llamacpp": llamacpp,
+    "simulator": simulate,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: list[str]) -> int:
     """``others`` are the engine's own options. Returns the exit code."""
+    from ..transport import AddressError, worker_addresses
     from . import running
+    from .terminal import Terminal
 
     gateway = read_options(parser, arguments, GatewaySettings)
     settings = read_options(parser, arguments, ServeSettings)
@@ -70,65 +76,69 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
         options.remove("--")
     backend = _BACKENDS[settings.backend]
     model, name = backend.model(parser, settings)
-    worker = _worker(settings, backend.runtime(options), model, name)
-    command = backend.command(parser, settings, worker, model, options)
-    return running.run(_serve(gateway, worker, command), gateway.log_level)
+    try:
+        worker = _worker(settings, backend.runtime(options), model, name)
+        handshake = worker_addresses(worker.worker).handshake
+        launches = backend.launches(settings, worker, handshake, model, options)
+    except (AddressError, LaunchError) as error:
+        parser.error(str(error))
+    terminal = Terminal()
+    return running.run(_serve(gateway, worker, launches, terminal), gateway.log_level, terminal)
 
 
-async def _serve(gateway: GatewaySettings, worker: WorkerSettings, command: list[str]) -> None:
-    from ..gateway.server import GatewayServer
-    from ..workers.engine_process import EngineProcess
+async def _serve(
+    gateway: GatewaySettings, worker: WorkerSettings, launches: Sequence[EngineLaunch], terminal: Terminal
+) -> None:
+    from ..transport.addresses import worker_addresses
+    from ..transport.socket_directory import clear_left_workers, user_directory
+    from ..transport.survivors import roster_path
+    from . import processes
+    from .engines import run_engines
     from .running import exit_signal, freeze
 
     asked_to_exit = exit_signal()
-    server = GatewayServer(gateway, [worker])
+    server = processes.gateway(gateway, [worker], terminal)
     await server.start()
-    logger.info("listening on %s; requests are answered with 503 until the engine is ready", server.url)
-    engine = asyncio.create_task(EngineProcess(command).run())
+    for path in clear_left_workers(user_directory()):
+        logger.info("cleared away what a gateway that was killed has left at %s", path)
+    logger.info("listening on %s; requests are answered with 503 until an engine is ready", server.url)
+    is_ready = partial(server.is_ready, worker.worker)
+    engines = asyncio.create_task(run_engines(launches, is_ready, terminal, verbose=gateway.log_level == "debug"))
     asked = asyncio.create_task(asked_to_exit.wait())
     ready = asyncio.create_task(server.wait_ready())
     try:
-        await asyncio.wait((engine, asked, ready), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((engines, asked, ready), return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
+            ready.result()
+            terminal.erase()
             print(_ready_text(server.url, worker.served_model_name[0]), flush=True)
             freeze()
-        await asyncio.wait((engine, asked), return_when=asyncio.FIRST_COMPLETED)
-        if engine.done():
-            engine.result()
+        await asyncio.wait((engines, asked), return_when=asyncio.FIRST_COMPLETED)
+        if engines.done():
+            engines.result()
     finally:
         await server.stop()
-        for task in (engine, asked, ready):
+        for task in (engines, asked, ready):
             task.cancel()
-        await asyncio.gather(engine, asked, ready, return_exceptions=True)
+        await asyncio.gather(engines, asked, ready, return_exceptions=True)
+        # The engines have ended as well, and nobody has to know them any more.
+        addresses = worker_addresses(worker.worker)
+        for process in range(gateway.gateway_processes):
+            roster_path(addresses.of_process(process)).unlink(missing_ok=True)
 
 
 def _worker(settings: ServeSettings, runtime: str, model: str, name: str) -> WorkerSettings:
+    from ..transport.addresses import unused_worker_url
+    from ..transport.socket_directory import process_name, user_directory
+
     model_settings = {field: getattr(settings, field) for field in ModelSettings.__struct_fields__}
     return WorkerSettings(
         **{**model_settings, "served_model_name": settings.served_model_name or (name,)},
-        worker=f"ipc://{socket_directory()}/{settings.backend}-{os.getpid()}",
+        worker=unused_worker_url(user_directory() / process_name(settings.backend)),
         runtime=runtime,
         model=settings.tokenizer or model,
-        # One that is free, as the one that belongs to the path may be taken and nobody else has to know it.
-        handshake_address=f"tcp://127.0.0.1:{_free_port()}",
+        engine_count=settings.dp_size,
     )
-
-
-def socket_directory() -> Path:
-    """Where sockets live: ``SMG_ZMQ_SOCKET_DIR``, or a directory of this user's own."""
-    if given := os.environ.get("SMG_ZMQ_SOCKET_DIR"):
-        return Path(given).absolute()
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return Path(runtime).absolute() / "smg-fast"
-    return Path(tempfile.gettempdir()).absolute() / f"smg-fast-{os.getuid()}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _ready_text(url: str, model: str) -> str:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from .._codec import Tokenizer
 from ..embedded import MODEL_DIRECTORY, simulator
+from ..engines.launch import EngineLaunch
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.model_directory import ModelDirectory
 from ..settings import ServeSettings, WorkerSettings
-from .options import own_command, refuse
+from .options import own_engines, refuse
 
 HELP = "run the simulated engine alone"
 DESCRIPTION = "An engine without a model, for machines without a GPU. It dials a gateway as any engine does."
@@ -76,28 +76,16 @@ def runtime(options: Sequence[str]) -> str:
     return asked
 
 
-def command(
-    parser: argparse.ArgumentParser,
-    settings: ServeSettings,
-    worker: WorkerSettings,
-    model: str,
-    options: Sequence[str],
-) -> list[str]:
-    """The command line that starts the simulator for a worker; it ends with this process.
-
-    Ends the process, in the name of ``parser``, if the simulator would not understand it.
-    """
-    assert worker.handshake_address is not None
-    arguments = ["--handshake", worker.handshake_address, "--model", model, "--exit-with-parent", str(os.getpid())]
+def launches(
+    settings: ServeSettings, worker: WorkerSettings, handshake: str, model: str, options: Sequence[str]
+) -> list[EngineLaunch]:
+    """A process for each rank; they end with this one. Raises ``LaunchError`` for what it would not understand."""
+    own = ["--model", model]
     if worker.max_logprobs is not None:
-        arguments += ["--max-logprobs", str(worker.max_logprobs)]
+        own += ["--max-logprobs", str(worker.max_logprobs)]
     if worker.vllm_version is not None:
-        arguments += ["--vllm-version", worker.vllm_version]
-    arguments += options
-    own = argparse.ArgumentParser(prog=parser.prog, usage=parser.format_usage().removeprefix("usage: "), add_help=False)
-    add_arguments(own)
-    own.parse_args(arguments)
-    return own_command("simulate", *arguments)
+        own += ["--vllm-version", worker.vllm_version]
+    return own_engines("simulate", add_arguments, settings.dp_size, handshake, own, options)
 
 
 def _markers(tokenizer: Tokenizer) -> simulator.TurnMarkers | None:

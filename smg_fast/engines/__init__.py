@@ -22,6 +22,7 @@ __all__ = [
     "GenerationRequest",
     "OptionalParameter",
     "RequestForm",
+    "RuntimeOptionError",
     "SamplingParams",
     "StartWave",
     "TokenSpeed",
@@ -72,7 +73,15 @@ def family(
     raise ValueError(f"unknown runtime {name!r}; known: {', '.join(FAMILIES)}")
 
 
+class RuntimeOptionError(ValueError):
+    """An option that is given, and is another family's. ``parameter`` is its name in ``family``."""
+
+    def __init__(self, option: str, of: str, runtime: str) -> None:
+        super().__init__(f"{option} is an option of the runtime {of}, and this one is {runtime}")
+        self.parameter = option.removeprefix("--").replace("-", "_")
+
+
 def _refuse(options: Mapping[str, object], of: str, name: str) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ValueError(f"{option} is an option of the runtime {of}, and this one is {name}")
+            raise RuntimeOptionError(option, of, name)

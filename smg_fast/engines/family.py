@@ -33,6 +33,10 @@ class EngineFamily(Protocol):
         """
 
     @property
+    def several_clients(self) -> bool:
+        """Whether an engine serves all gateway processes that INIT lists, and not the first one alone."""
+
+    @property
     def capabilities(self) -> Capabilities: ...
 
     def protocol(self, ready: ReadyResponse) -> WireProtocol:
@@ -44,10 +48,13 @@ class EngineFamily(Protocol):
         ``None``: it is on its own.
         """
 
-    def encode_request(self, request: GenerationRequest, protocol: WireProtocol, *, wave: int = 0) -> list[bytes]:
+    def encode_request(
+        self, request: GenerationRequest, protocol: WireProtocol, *, wave: int = 0, client: int = 0
+    ) -> list[bytes]:
         """Frames that start a generation, without the engine's identity.
 
-        ``wave`` is the one that the engine's group is in, if it steps together. Raises ``ValueError`` for what the
+        ``wave`` is the one that the engine's group is in, if it steps together, ``client`` this gateway process as INIT
+        lists it. Raises ``ValueError`` for what the
         family's engines cannot honour; validation against ``capabilities`` comes first and names the parameter.
         """
 

@@ -10,8 +10,10 @@ from .body import STRICT
 from .completions import chat_completions, completions
 from .errors import ApiError, errors_middleware, quiet_malformed_requests
 from .models import ModelList
+from .processes import PROCESS, GatewayProcess, all_processes_middleware
 from .serving import GATEWAY, Gateway
 from .tokenization import detokenize, tokenize
+from .workers import add_worker, change_worker, get_worker, list_loads, list_workers, remove_worker
 
 #: Paths of APIs that clients may know from elsewhere, and what they are called.
 _UNSUPPORTED = {
@@ -23,14 +25,20 @@ _UNSUPPORTED = {
 }
 
 
-def create_app(gateway: Gateway, *, max_body_size: int, strict: bool = False) -> web.Application:
+def create_app(
+    gateway: Gateway, *, max_body_size: int, strict: bool = False, process: GatewayProcess | None = None
+) -> web.Application:
     """The HTTP application.
 
-    ``max_body_size`` is in bytes. ``strict``: names that a request does not have are refused.
+    ``max_body_size`` is in bytes. ``strict``: names that a request does not have are refused. ``process``: which one
+    this is, of several.
     """
     quiet_malformed_requests()
     app = web.Application(middlewares=[errors_middleware], client_max_size=max_body_size)
     app[GATEWAY] = gateway
+    if process is not None:
+        app[PROCESS] = process
+        app.middlewares.insert(0, all_processes_middleware)
     app[STRICT] = strict
     app.add_routes(
         [
@@ -40,6 +48,12 @@ def create_app(gateway: Gateway, *, max_body_size: int, strict: bool = False) ->
             web.get("/v1/models/{id:.+}", get_model),
             web.post("/tokenize", tokenize, expect_handler=on_expect),
             web.post("/detokenize", detokenize, expect_handler=on_expect),
+            web.post("/workers", add_worker, expect_handler=on_expect),
+            web.get("/workers", list_workers),
+            web.get("/workers/{id}", get_worker),
+            web.put("/workers/{id}", change_worker, expect_handler=on_expect),
+            web.delete("/workers/{id}", remove_worker),
+            web.get("/loads", list_loads),
             web.get("/version", version),
             web.get("/health", health),
             web.get("/ready", ready),

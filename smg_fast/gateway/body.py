@@ -13,9 +13,13 @@ from .errors import ApiError
 #: Whether names that a request does not have are refused.
 STRICT: web.AppKey[bool] = web.AppKey("strict", bool)
 
+_JSON = "application/json"
 
-async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]) -> Request:
+
+async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request], *, strict: bool = False) -> Request:
     """The typed request in a body of at most the application's ``client_max_size`` bytes.
+
+    ``strict``: names that it does not have are refused, whatever the application does.
 
     Raises
     ------
@@ -24,7 +28,8 @@ async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]
     web.HTTPRequestEntityTooLarge
         The body is larger than allowed.
     """
-    if "Content-Type" in http.headers and http.content_type != "application/json":
+    given = http.headers.get("Content-Type", _JSON)
+    if given != _JSON and http.content_type != _JSON:
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"The content type must be application/json, got {http.content_type}",
@@ -32,4 +37,15 @@ async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]
         )
     if http.content_length is not None and http.content_length > http.client_max_size:
         raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
-    return decode(decoder, await http.read(), strict=http.app[STRICT])
+    return decode(decoder, await _read(http), strict=strict or http.app[STRICT])
+
+
+async def _read(http: web.Request) -> bytes:
+    """The body; mostly it has come in one piece with its headers."""
+    content = http.content
+    if not content.is_eof():
+        return await http.read()
+    body = content.read_nowait()
+    if len(body) > http.client_max_size:  # compressed, it was shorter
+        raise web.HTTPRequestEntityTooLarge(http.client_max_size, len(body))
+    return body

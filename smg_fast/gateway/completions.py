@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -12,16 +13,19 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from .._codec import Prompt, ResponseFormat, TextOptions, TokenIds
-from ..engines import Constraint, GenerationRequest
+from .._codec import Prompt, ResponseFormat, TokenIds
+from ..engines import GenerationRequest
+from ..transport import EngineUnavailable
 from .body import read_request
-from .constraints import constraint_of
-from .errors import invalid
+from .errors import ApiError, invalid
+from .plans import Plan
 from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
-from .sampling import for_choice, prompt_logprobs, sampled_logprobs, sampling_params
+from .sampling import for_choice, for_prompts
 from .serving import GATEWAY, Target
 from .streaming import BodySink, EventStream
-from .validation import AnyRequest, check, check_prompt, given_prompts, shows_prompt_only, stop_strings
+from .validation import AnyRequest, check_prompt, given_prompts
+
+logger = logging.getLogger(__name__)
 
 GenerateRequestT = TypeVar("GenerateRequestT", bound=GenerateRequest)
 
@@ -49,7 +53,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     with http.app[GATEWAY].in_flight:
         request = await _read(http, _CHAT)
         target = http.app[GATEWAY].target(request.model)
-        constraint = await _check(http, request, target)
+        plan = await _planned(http, request, target)
         template = target.model.encoder.template
         if request.documents and template is not None and not template.takes_documents:
             raise invalid("documents", "documents: the model's chat template takes none")
@@ -63,7 +67,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             context=target.terms.limits.max_model_len,
         )
         check_prompt("messages", ids, target.terms.limits)
-        return await _answer(http, target, request, [_Prompt(ids, _echo(request))], constraint)
+        return await _answer(http, target, request, [_Prompt(ids, _echo(request))], plan)
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
@@ -71,7 +75,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     with http.app[GATEWAY].in_flight:
         request = await _read(http, _COMPLETION)
         target = http.app[GATEWAY].target(request.model)
-        constraint = await _check(http, request, target)
+        plan = await _planned(http, request, target)
         limits = target.terms.limits
         prompts: list[_Prompt] = []
         for given in given_prompts(request, limits):
@@ -86,7 +90,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             check_prompt(given.param, ids, limits)
             prompts.append(_Prompt(ids, text if request.echo else None))
             await asyncio.sleep(0)  # others have their turn between two prompts
-        return await _answer(http, target, request, prompts, constraint)
+        return await _answer(http, target, request, prompts, plan)
 
 
 async def _read(http: web.Request, decoder: msgspec.json.Decoder[GenerateRequestT]) -> GenerateRequestT:
@@ -111,14 +115,12 @@ def _role(request: ChatCompletionRequest) -> str:
     return request.messages[-1].role if request.add_generation_prompt is False else _ASSISTANT
 
 
-async def _check(http: web.Request, request: AnyRequest, target: Target) -> Constraint | None:
-    """All that can be refused without the prompt; returns the constraint on the answer."""
-    check(request, target.terms)
-    named = constraint_of(request, target.terms.capabilities)
-    if named is None:
-        return None
-    await http.app[GATEWAY].compiler.check(named, target.terms.capabilities)
-    return named.constraint
+async def _planned(http: web.Request, request: AnyRequest, target: Target) -> Plan:
+    """What is asked; all of it that can be refused without the prompt has been checked."""
+    plan = target.model.plans.plan(request, target.terms)
+    if plan.constraint is not None:
+        await http.app[GATEWAY].compiler.check(plan.constraint, target.terms.capabilities)
+    return plan
 
 
 async def _answer(
@@ -126,19 +128,49 @@ async def _answer(
     target: Target,
     request: AnyRequest,
     prompts: Sequence[_Prompt],
-    constraint: Constraint | None,
+    plan: Plan,
 ) -> web.StreamResponse:
-    id = f"{_ID_PREFIX[type(request)]}-{secrets.token_hex(12)}"
-    requests = _generations(id, request, prompts, target, constraint)
+    """The answer; from another engine, once, if this one is lost before a byte of it has been sent."""
+    gateway = http.app[GATEWAY]
+    try:
+        target = gateway.settled(target)
+        return await _attempt(http, target, request, prompts, plan)
+    except EngineUnavailable as error:
+        for other in gateway.other_targets(target):
+            try:
+                plan = await _planned(http, request, other)
+                for prompt in prompts:
+                    check_prompt("prompt", prompt.ids, other.terms.limits)
+            except ApiError:  # it is no fault of the request that this one takes less
+                continue
+            break
+        else:
+            raise
+        url = other.worker.spec.url
+        logger.warning("a request for %s is tried once more, on worker %s: %s", target.name, url, error)
+    return await _attempt(http, other, request, prompts, plan)
+
+
+async def _attempt(
+    http: web.Request,
+    target: Target,
+    request: AnyRequest,
+    prompts: Sequence[_Prompt],
+    plan: Plan,
+) -> web.StreamResponse:
+    id = f"{_ID_PREFIX[type(request)]}-{random.getrandbits(96):024x}"
+    requests = _generations(id, request, prompts, target, plan)
     client = target.client
-    sink = EventStream(http, client) if request.stream else BodySink()
+    created = int(time.time())
+    sink = EventStream(http, client, created) if request.stream else BodySink()
     key = await client.generate(
         sink,
-        format=_response_format(id, request, target),
-        options=_text_options(request, target),
+        format=_response_format(id, request, target, created),
+        options=plan.options,
         tokenizer=target.model.tokenizer,
         prompts=[Prompt(prompt.ids, echo=prompt.echo) for prompt in prompts],
         requests=requests,
+        connection=sink.connection,
     )
     try:
         return await sink.deliver(key)
@@ -147,13 +179,13 @@ async def _answer(
         client.cancel(key)
 
 
-def _response_format(id: str, request: AnyRequest, target: Target) -> ResponseFormat:
+def _response_format(id: str, request: AnyRequest, target: Target, created: int) -> ResponseFormat:
     options = request.stream_options
     include_usage = bool(options is not None and options.include_usage)
     given: dict[str, Any] = {
         "id": id,
         "model": target.name,
-        "created": int(time.time()),
+        "created": created,
         "stream": bool(request.stream),
         "include_usage": include_usage,
         "continuous_usage": bool(include_usage and options is not None and options.continuous_usage_stats),
@@ -164,11 +196,11 @@ def _response_format(id: str, request: AnyRequest, target: Target) -> ResponseFo
 
 
 def _generations(
-    id: str, request: AnyRequest, prompts: Sequence[_Prompt], target: Target, constraint: Constraint | None
+    id: str, request: AnyRequest, prompts: Sequence[_Prompt], target: Target, plan: Plan
 ) -> list[GenerationRequest]:
     """One generation per choice: ``n`` of the first prompt, then ``n`` of the second, and so on."""
     lengths = [len(prompt.ids) for prompt in prompts]
-    sampling = sampling_params(request, lengths, target.terms, target.model.tokenizer, constraint)
+    sampling = for_prompts(plan.sampling, request, lengths, target.terms)
     n = request.n or 1
     return [
         GenerationRequest(
@@ -183,18 +215,3 @@ def _generations(
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for choice in range(n)
     ]
-
-
-def _text_options(request: AnyRequest, target: Target) -> TextOptions:
-    return TextOptions(
-        stop=stop_strings(request),
-        stop_token_ids=request.stop_token_ids or (),
-        # An engine told to go on after the end of the sequence does not stop at it.
-        eos_token_ids=() if request.ignore_eos else target.model.eos_token_ids,
-        include_stop_str=bool(request.include_stop_str_in_output),
-        min_tokens=request.min_tokens or 0,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        logprobs=sampled_logprobs(request, target.terms),
-        prompt_logprobs=prompt_logprobs(request, target.terms),
-        hide_output=shows_prompt_only(request),
-    )

@@ -6,7 +6,6 @@ import functools
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -42,30 +41,23 @@ def decode(decoder: msgspec.json.Decoder[Request], body: bytes, *, strict: bool 
     """
     if not body:
         raise ApiError(HTTPStatus.BAD_REQUEST, "The body is empty; a JSON object is expected", code="invalid_json")
-    with _without_collector(len(body)):
-        try:
-            request = decoder.decode(body)
-            if strict:
-                _refuse_unknown_names(msgspec.json.decode(body), _type_info(type(request)))
-        except msgspec.ValidationError as error:
-            raise _wrong_type(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _not_json(str(error), body) from None
-        except RecursionError:
-            raise ApiError(HTTPStatus.BAD_REQUEST, "The body is nested too deeply", code="invalid_json") from None
-    return request
-
-
-@contextmanager
-def _without_collector(size: int) -> Iterator[None]:
-    if size < _BIG or not gc.isenabled():
-        yield
-        return
-    gc.disable()
+    pauses = len(body) >= _BIG and gc.isenabled()
+    if pauses:
+        gc.disable()
     try:
-        yield
+        request = decoder.decode(body)
+        if strict:
+            _refuse_unknown_names(msgspec.json.decode(body), _type_info(type(request)))
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(str(error), body) from None
+    except RecursionError:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "The body is nested too deeply", code="invalid_json") from None
     finally:
-        gc.enable()
+        if pauses:
+            gc.enable()
+    return request
 
 
 def _not_json(reason: str, body: bytes) -> ApiError:

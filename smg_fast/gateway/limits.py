@@ -73,11 +73,15 @@ RANGES: dict[str, Range] = {
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the engines at hand can take. ``None``: they did not say, and neither does the model's directory."""
+    """What the engines at hand can take. ``None``: they did not say, and neither does the model's directory.
+
+    ``shared_out``: some of them serve another gateway process, and not this one.
+    """
 
     vocab_size: int
     max_model_len: int | None
     engine_count: int = 1
+    shared_out: bool = False
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

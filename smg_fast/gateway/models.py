@@ -18,18 +18,20 @@ from ..prompts.encoder import PromptEncoder, PromptThreads
 from ..prompts.errors import ModelDirectoryError
 from ..prompts.model_directory import ModelDirectory
 from .limits import MAX_TOKENS, RANGES, Limits, Range, SamplingDefaults
+from .plans import Plans
 
 logger = logging.getLogger(__name__)
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's files, loaded."""
+    """A model's files, loaded. ``name`` is for messages: clients call it as its workers say."""
 
     name: str
     directory: ModelDirectory
     tokenizer: Tokenizer
     encoder: PromptEncoder
     eos_token_ids: tuple[int, ...]
+    plans: Plans
     defaults: SamplingDefaults
     created: int
 
@@ -54,17 +56,19 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, ValueError) as error:
             raise ModelDirectoryError(f"{directory.tokenizer_file}: {error}") from None
         template = ChatTemplate.from_model(directory, chat_template)
+        eos_token_ids = directory.eos_token_ids(tokenizer)
         return cls(
             name=name,
             directory=directory,
             tokenizer=tokenizer,
             encoder=PromptEncoder(tokenizer, template, threads),
-            eos_token_ids=directory.eos_token_ids(tokenizer),
+            eos_token_ids=eos_token_ids,
+            plans=Plans(tokenizer, eos_token_ids),
             defaults=_sampling_defaults(directory) if generation_config == "auto" else SamplingDefaults(),
             created=int(time.time()),
         )
 
-    def limits(self, ready: ReadyResponse | None, engine_count: int = 1) -> Limits:
+    def limits(self, ready: ReadyResponse | None, engine_count: int = 1, *, shared_out: bool = False) -> Limits:
         """Where the engine does not say how long its context is, the model's own length counts.
 
         Some models say 10**30 for "no limit", hence one here.
@@ -75,6 +79,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=self.directory.vocab_size or self.tokenizer.vocab_size,
             max_model_len=None if context is None else min(context, MAX_TOKENS),
             engine_count=engine_count,
+            shared_out=shared_out,
         )
 
     def defaults_with(self, capabilities: Capabilities) -> SamplingDefaults:
@@ -106,7 +111,11 @@ def _sampling_defaults(directory: ModelDirectory) -> SamplingDefaults:
     return defaults
 
 
-@functools.cache
+#: Models and families at a time, of which the warning is given once.
+_FEW = 256
+
+
+@functools.lru_cache(maxsize=_FEW)
 def _honoured(model: str, defaults: SamplingDefaults, capabilities: Capabilities) -> SamplingDefaults:
     most = capabilities.max_top_k
     if most is None or defaults.top_k is None or defaults.top_k <= most:

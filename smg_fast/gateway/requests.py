@@ -60,7 +60,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     whitespace_pattern: Any = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
+class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What chats and completions have in common."""
 
     model: str | None = None
@@ -136,7 +136,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     watermarking: Any = None
 
 
-class ChatCompletionRequest(GenerateRequest, kw_only=True, frozen=True):
+class ChatCompletionRequest(GenerateRequest, kw_only=True, frozen=True, omit_defaults=True):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[Message]
@@ -169,7 +169,7 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True, frozen=True):
     web_search_options: Any = None
 
 
-class CompletionRequest(GenerateRequest, kw_only=True, frozen=True):
+class CompletionRequest(GenerateRequest, kw_only=True, frozen=True, omit_defaults=True):
     """Body of ``POST /v1/completions``."""
 
     prompt: str | list[str | int | list[int]]

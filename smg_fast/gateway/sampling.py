@@ -44,19 +44,14 @@ _PASSED = (
 
 
 def sampling_params(
-    request: AnyRequest,
-    prompt_tokens: Sequence[int],
-    terms: Terms,
-    tokenizer: Tokenizer,
-    constraint: Constraint | None = None,
-) -> list[SamplingParams]:
-    """What the engine is told for each prompt, given the tokens in it.
+    request: AnyRequest, terms: Terms, tokenizer: Tokenizer, constraint: Constraint | None = None
+) -> SamplingParams:
+    """What the engine is told of a request, whatever its prompts; ``for_prompts`` says how many tokens to generate.
 
     Raises
     ------
     ApiError
-        400, for bad words that are none to the tokenizer, tokens forbidden beside a constraint, ``min_tokens`` that the
-        context has no room for, and more logprobs of prompts, or more to repeat for every choice, than there may be.
+        400, for bad words that are none to the tokenizer, and tokens forbidden beside a constraint.
     """
     given = terms.defaults.sampling()
     given |= {name: value for name in _PASSED if (value := getattr(request, name)) is not None}
@@ -74,10 +69,25 @@ def sampling_params(
     given["constraint"] = constraint
     if constraint is not None:
         _check_constrained(request)
-    _check_prompt_logprobs(request, prompt_tokens, given["prompt_logprobs"])
-    sampling = [SamplingParams(max_tokens=_max_tokens(request, tokens, terms), **given) for tokens in prompt_tokens]
-    _check_repeated_bytes(request, prompt_tokens, sampling[0])
-    return sampling
+    return SamplingParams(max_tokens=1, **given)
+
+
+def for_prompts(
+    sampling: SamplingParams, request: AnyRequest, prompt_tokens: Sequence[int], terms: Terms
+) -> list[SamplingParams]:
+    """The same for each prompt, given the tokens in it.
+
+    Raises
+    ------
+    ApiError
+        400, for ``min_tokens`` that the context has no room for, and more logprobs of prompts, or more to repeat for
+        every choice, than there may be.
+    """
+    _check_prompt_logprobs(request, prompt_tokens, sampling.prompt_logprobs)
+    _check_repeated_bytes(request, prompt_tokens, sampling)
+    return [
+        msgspec.structs.replace(sampling, max_tokens=_max_tokens(request, tokens, terms)) for tokens in prompt_tokens
+    ]
 
 
 def for_choice(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -13,9 +13,11 @@ from aiohttp import web
 from ..prompts.encoder import PromptThreads
 from ..settings import GatewaySettings, WorkerSettings
 from ..transport import BindError
-from ..workers import Registry, Worker, WorkerSpec
+from ..transport.socket_directory import clear_stale_socket, prepare_directory, remove_socket
+from ..workers import ModelSource, Registry, Worker, WorkerSpec, shared
 from .app import create_app
 from .models import ServedModel
+from .processes import GatewayProcess
 from .serving import Gateway
 
 logger = logging.getLogger(__name__)
@@ -36,20 +38,25 @@ class StartError(Exception):
 class GatewayServer:
     """A gateway: models, workers, and the port it listens on."""
 
-    def __init__(self, settings: GatewaySettings, workers: Sequence[WorkerSettings]) -> None:
-        """Loads the models; nothing is bound yet.
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        workers: Sequence[WorkerSettings],
+        process: GatewayProcess | None = None,
+    ) -> None:
+        """Nothing is loaded or bound yet. ``workers`` are registered at the start; more may come and go.
 
-        Raises ``StartError`` for an unknown runtime, an address that is none, a model that cannot be used.
+        ``process``: which one this is, of several that share the port and the workers.
         """
         self._settings = settings
+        self._process = process
         self._threads = PromptThreads.start()
-        try:
-            self._workers = [Worker(_spec(worker)) for worker in workers]
-            models = _load_models(workers, self._workers, self._threads)
-        except ValueError as error:
-            raise StartError(str(error)) from error
-        self.gateway = Gateway(Registry(), models)
-        app = create_app(self.gateway, max_body_size=settings.max_body_size * _MIB, strict=settings.strict)
+        self._specs = [worker_spec(worker) for worker in workers]
+        self._workers: list[Worker[ServedModel]] = []
+        self.gateway = Gateway(Registry(self._load), removal_timeout=settings.shutdown_timeout)
+        app = create_app(
+            self.gateway, max_body_size=settings.max_body_size * _MIB, strict=settings.strict, process=process
+        )
         # aiohttp takes the timeout twice: until it cancels a handler, and for the cancelled one to end.
         self._runner = web.AppRunner(
             app,
@@ -59,27 +66,21 @@ class GatewayServer:
             shutdown_timeout=_FLUSH_TIMEOUT / 2,
         )
         self._site: web.TCPSite | None = None
+        self._socket: Path | None = None
 
     async def start(self) -> None:
-        """Listen for clients, and for engines, which may come any time after.
+        """Listen for clients, load the models that are given, and listen for engines, which may come any time after.
 
-        Raises ``StartError`` for an address that is taken or cannot be used; nothing is left bound.
+        Raises ``StartError`` for an address that is taken or cannot be used, an unknown runtime, a model that cannot be
+        used; nothing is left bound.
         """
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=_BACKLOG)
         try:
-            await site.start()
-            self._site = site
-            for worker in self._workers:
-                await worker.start()
-                self.gateway.registry.add(worker)
-        except OSError as error:
+            await self._listen()
+            await self._register()
+            await self._meet_processes()
+        except (StartError, asyncio.CancelledError):
             await self._close()
-            where = f"{self._settings.host}:{self._settings.port}"
-            raise StartError(f"cannot listen on {where}: {_reason(error)}") from error
-        except (BindError, ValueError) as error:
-            await self._close()
-            raise StartError(str(error)) from error
+            raise
 
     async def stop(self) -> None:
         """Stop listening, let the requests in flight end for as long as the settings allow, and close everything.
@@ -100,33 +101,101 @@ class GatewayServer:
 
     @property
     def handshakes(self) -> list[str]:
-        """Where engines dial in."""
+        """Where the engines of the workers that it was started with dial in."""
         return [worker.client.addresses.handshake for worker in self._workers]
 
     @property
     def url(self) -> str:
         """``http://HOST:PORT``, with an address that can be connected to."""
-        host, port = self._runner.addresses[0][:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return url_of(*self._runner.addresses[0][:2])
+
+    def is_ready(self, url: str, ranks: Sequence[int]) -> bool:
+        """Whether all these engines of the worker at ``url`` take requests."""
+        workers = [worker for worker in self.gateway.registry.workers if worker.spec.url == url]
+        return any(all(worker.client.engines[rank].ready for rank in ranks) for worker in workers)
 
     async def wait_ready(self) -> None:
-        """Return when every worker has an engine that takes requests."""
-        await asyncio.gather(*(worker.client.wait_ready() for worker in self._workers))
+        """Return when every worker that it was started with has an engine that takes requests.
+
+        Raises ``StartError`` if the registration of one fails, as its engine does not tell which model it serves.
+        """
+        for worker in self._workers:
+            if await worker.wait_for(lambda state: state in ("ready", "failed", "removed")) == "failed":
+                raise StartError(f"worker {worker.spec.url}: {worker.reason}")
+
+    async def _listen(self) -> None:
+        await self._runner.setup()
+        several = self._process is not None
+        site = web.TCPSite(
+            self._runner, self._settings.host, self._settings.port, backlog=_BACKLOG, reuse_port=several or None
+        )
+        try:
+            await site.start()
+        except OSError as error:
+            raise cannot_listen(self._settings, error) from error
+        self._site = site
+
+    async def _register(self) -> None:
+        """Returns when all is done that takes no engine."""
+        try:
+            if self._process is not None:
+                self._specs = shared(self._specs, self._process.count, self._process.index)
+            self._workers += [self.gateway.registry.add(spec, quiet=True) for spec in self._specs]
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        for worker in self._workers:
+            if await worker.wait_for(lambda state: state != "registering") == "failed":
+                raise StartError(worker.reason)
+
+    async def _meet_processes(self) -> None:
+        """Listen for the other processes, if there are any: last, as it tells them that this one has started."""
+        if self._process is None:
+            return
+        socket = self._process.socket
+        try:
+            prepare_directory(socket.parent)
+            clear_stale_socket(socket)
+            await web.UnixSite(self._runner, str(socket)).start()
+            self._socket = socket
+        except (BindError, OSError) as error:
+            raise StartError(f"cannot listen on {socket}: {error}") from error
+
+    def _load(self, source: ModelSource) -> ServedModel:
+        return ServedModel.load(
+            source.path,
+            source.path.name,
+            self._threads,
+            chat_template=source.chat_template,
+            generation_config=source.generation_config,
+        )
 
     async def _close(self) -> None:
         await self.gateway.registry.close()
         await self.gateway.compiler.close()
         await self._runner.cleanup()
+        if self._socket is not None:
+            remove_socket(self._socket)
         self._threads.stop()
 
 
-def _spec(worker: WorkerSettings) -> WorkerSpec:
+def url_of(host: str, port: int) -> str:
+    """``http://HOST:PORT``, with an address that can be connected to, for one that is listened on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def cannot_listen(settings: GatewaySettings, error: OSError) -> StartError:
+    return StartError(f"cannot listen on {settings.host}:{settings.port}: {_reason(error)}")
+
+
+def worker_spec(worker: WorkerSettings) -> WorkerSpec:
     return WorkerSpec(
         url=worker.worker,
         runtime=worker.runtime,
-        model=Path(worker.model),
+        model=None if worker.model is None else Path(worker.model),
         served_model_names=worker.served_model_name,
+        chat_template=None if worker.chat_template is None else Path(worker.chat_template),
+        generation_config=worker.generation_config,
         handshake_address=worker.handshake_address,
         request_form=worker.request_form,
         vllm_version=worker.vllm_version,
@@ -134,29 +203,8 @@ def _spec(worker: WorkerSettings) -> WorkerSpec:
         max_logprobs=worker.max_logprobs,
         engine_count=worker.engine_count,
         silence_timeout=worker.silence_timeout,
+        priority=worker.priority,
     )
-
-
-def _load_models(
-    settings: Sequence[WorkerSettings], workers: Sequence[Worker], threads: PromptThreads
-) -> dict[str, ServedModel]:
-    """By every name. Raises ``ValueError``: a model that cannot be used, or a name of two."""
-    models: dict[str, ServedModel] = {}
-    for given, worker in zip(settings, workers, strict=True):
-        names = worker.spec.names
-        template = None if given.chat_template is None else Path(given.chat_template)
-        model = ServedModel.load(
-            worker.spec.model,
-            names[0],
-            threads,
-            chat_template=template,
-            generation_config=given.generation_config,
-        )
-        for name in names:
-            if name in models:
-                raise ValueError(f"two models are called {name!r}")
-            models[name] = model
-    return models
 
 
 def _reason(error: OSError) -> str:

@@ -1,21 +1,26 @@
 """Where an engine's output leaves the process: the two sinks a response can have.
 
-A sink is called by the engine client, in the event loop, once per tick with news. The handler's task sleeps meanwhile:
-it is woken for the first chunk, for a reader that got slow, and for the end.
+A sink is called by the engine client, in the event loop. The events of a stream go to the client's socket natively;
+its sink gets what the socket does not take. The handler's task sleeps meanwhile: it is woken for a reader that is slow,
+and for the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
+import functools
 from typing import Protocol
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion, HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import SERVER_SOFTWARE
 
-from .._codec import Output
+from .._codec import Connection, Output
 from ..transport import EngineError
 from .errors import engine_failure
 
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class FlowControl(Protocol):
@@ -27,48 +32,84 @@ class FlowControl(Protocol):
 
 
 class EventStream:
-    """Server-sent events, written straight to the connection.
+    """Server-sent events, written straight to the connection: all of the answer, its status line and framing included.
 
-    Chunks come framed for HTTP/1.1 and are written as they are. A client of HTTP/1.0 knows no framing: it gets what is
-    inside, and the end of the connection is the end of its answer.
+    A client of HTTP/1.0 knows no framing: it gets what is inside, and the end of the connection ends its answer.
+
+    Attributes
+    ----------
+    connection : Connection
+        What the engine client has to know to write it.
     """
 
-    __slots__ = ("_client", "_data", "_error", "_first", "_framed", "_key", "_news", "_request", "_slow", "_transport")
+    __slots__ = (
+        "_chunked",
+        "_client",
+        "_ended",
+        "_error",
+        "_keep_alive",
+        "_key",
+        "_native",
+        "_news",
+        "_request",
+        "_rest",
+        "_slow",
+        "_transport",
+        "connection",
+    )
 
-    def __init__(self, request: web.Request, client: FlowControl) -> None:
+    def __init__(self, request: web.Request, client: FlowControl, created: int) -> None:
+        """``created``: now, in seconds since the epoch. Raises ``ConnectionError`` if the client is gone."""
+        if request.transport is None:
+            raise ConnectionResetError("the client is gone")
         self._request = request
         self._client = client
-        self._framed = request.version >= HttpVersion11
+        self._transport = request.transport
+        self._chunked = request.version >= HttpVersion11
+        self._keep_alive = self._chunked and bool(request.keep_alive)
+        # Not written on a connection that is to be closed, and its descriptor with it; nor past what still waits there.
+        native = self._chunked and not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+        self.connection = Connection(
+            _head(request.version, self._keep_alive, created),
+            fd=self._transport.get_extra_info("socket").fileno() if native else None,
+            chunked=self._chunked,
+        )
         self._key = 0
         self._news = asyncio.Event()
-        self._first: list[bytes] = []
-        self._transport: asyncio.WriteTransport | None = None
         self._slow = False
-        self._data: bytes | None = None
+        self._native = native
+        self._ended = False
+        self._rest = b""
         self._error: EngineError | None = None
 
+    # --- the sink ---
+
     def write(self, chunk: bytes) -> None:
-        transport = self._transport
-        if transport is None:
-            self._first.append(chunk)
-            self._news.set()
-            return
-        if transport.is_closing():
+        if self._transport.is_closing():
             return  # the client is gone, and the handler about to learn of it
-        transport.write(chunk if self._framed else _unframed(chunk))
-        if self._request.protocol.writing_paused and not self._slow:
+        if self._native and not self._slow:
+            # From the first byte that waits here until the last is gone, the socket is not written to natively.
+            self._transport.set_write_buffer_limits(high=0)
+        self._transport.write(chunk)
+        if not self._slow and (self._native or self._request.protocol.writing_paused):
             self._slow = True
             self._client.pause(self._key)
             self._news.set()
 
     def end(self, data: bytes | list[Output]) -> None:
         assert isinstance(data, bytes)
-        self._data = data
+        self._rest = data
+        self._ended = True
         self._news.set()
 
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._news.set()
+    def fail(self, error: EngineError, *, begun: bool) -> None:
+        if begun:
+            self.end(self._framed(b"data: " + engine_failure(error).body + b"\n\n"))
+        else:
+            self._error = error
+            self._news.set()
+
+    # --- the answer ---
 
     async def deliver(self, key: int) -> web.StreamResponse:
         """See the response with this key through to its end.
@@ -81,45 +122,55 @@ class EventStream:
             The client is gone.
         """
         self._key = key
-        await self._news.wait()
-        if self._error is not None and not self._first:
-            raise self._error
-        response = web.StreamResponse(headers=_HEADERS)
-        if not self._framed:
-            response.force_close()
-        await response.prepare(self._request)  # sends the headers, so what is written from here on comes after them
-        self._open()
-        while self._data is None and self._error is None:
+        if self._slow:
+            self._client.pause(key)
+        while not self._ended:
+            await self._news.wait()
             self._news.clear()
+            if self._error is not None:
+                raise self._error
             if self._slow:
                 await self._request.writer.drain()
                 self._slow = False
                 gathered = self._client.resume(key)
                 if gathered is not None:
                     self.write(gathered)
-            else:
-                await self._news.wait()
-        await response.write_eof(self._data if self._data is not None else self._error_event())
-        return response
+        if self._slow:
+            await self._request.writer.drain()
+        if self._rest and not self._transport.is_closing():
+            self._transport.write(self._rest)
+            await self._request.writer.drain()
+        return _WrittenResponse(self._keep_alive)
 
-    def _error_event(self) -> bytes:
-        assert self._error is not None
-        return b"data: " + engine_failure(self._error).body + b"\n\n"
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n%b" % (len(data), data, _LAST_CHUNK) if self._chunked else data
 
-    def _open(self) -> None:
-        """From here on ``write`` writes to the connection."""
-        self._transport = self._request.transport
-        if self._transport is None:
-            raise ConnectionResetError("the client is gone")
-        first, self._first = self._first, []
-        for chunk in first:
-            self.write(chunk)
+
+class _WrittenResponse(web.StreamResponse):
+    """For aiohttp: an answer that is on its way already."""
+
+    def __init__(self, keep_alive: bool) -> None:
+        super().__init__()
+        self._usable = keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        pass
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may be used again."""
+        return self._usable
 
 
 class BodySink:
     """A whole JSON body, sent when all of it is there."""
 
     __slots__ = ("_body",)
+
+    connection = None
 
     def __init__(self) -> None:
         self._body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -132,7 +183,7 @@ class BodySink:
         if not self._body.done():
             self._body.set_result(data)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: EngineError, *, begun: bool) -> None:
         if not self._body.done():
             self._body.set_exception(error)
 
@@ -141,6 +192,16 @@ class BodySink:
         return web.Response(body=await self._body, content_type="application/json")
 
 
-def _unframed(chunk: bytes) -> bytes:
-    """The data of one HTTP/1.1 chunk: its size, in hexadecimal, and two line ends are the framing."""
-    return chunk[chunk.index(b"\r\n") + 2 : -2]
+@functools.lru_cache(maxsize=4)
+def _head(version: HttpVersion, keep_alive: bool, second: int) -> bytes:
+    """The status line and headers of a stream."""
+    lines = [
+        f"HTTP/{version.major}.{version.minor} 200 OK",
+        "Content-Type: text/event-stream; charset=utf-8",
+        "Cache-Control: no-cache",
+        *(["Transfer-Encoding: chunked"] if version >= HttpVersion11 else []),
+        f"Date: {email.utils.formatdate(second, usegmt=True)}",
+        f"Server: {SERVER_SOFTWARE}",
+        *([] if keep_alive else ["Connection: close"]),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("ascii")

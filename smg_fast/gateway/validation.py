@@ -224,7 +224,15 @@ def _check_cache_salt(salt: str | None) -> None:
 
 
 def _check_data_parallel_rank(rank: int | None, limits: Limits) -> None:
-    if rank is not None and not 0 <= rank < limits.engine_count:
+    if rank is None:
+        return
+    if limits.shared_out:
+        raise invalid(
+            "data_parallel_rank",
+            "data_parallel_rank: the engines are shared out among several gateway processes, and a request may have "
+            "come to another than its engine's; with --gateway-processes 1 it can be chosen",
+        )
+    if not 0 <= rank < limits.engine_count:
         raise invalid("data_parallel_rank", f"data_parallel_rank must be 0 to {limits.engine_count - 1}, got {rank}")
 
 

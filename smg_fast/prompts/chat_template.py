@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jinja2
 import msgspec
 
-from .environment import TemplateEnvironment, time_limit
+from .environment import TemplateEnvironment, TimeLimit
 from .errors import ModelDirectoryError, PromptError, TemplateError
 from .messages import Message, template_messages
 from .model_directory import ModelDirectory, TemplateSource, read_template
@@ -144,12 +144,12 @@ class ChatTemplate:
         """
         if not messages:
             raise PromptError("there must be at least one message", "messages")
-        kwargs = dict(template_kwargs or {})
-        for name in sorted(_RESERVED & kwargs.keys()):
+        kwargs = template_kwargs or {}
+        for name in sorted(_RESERVED.intersection(kwargs)):
             param = f"chat_template_kwargs.{name}"
             raise PromptError(f"{param}: not one of the chat template's own variables", param)
         compiled = self._tool_use if tools is not None else self._default
-        with time_limit(self._time_limit):
+        with TimeLimit(self._time_limit):
             given = template_messages(messages, compiled.traits, compiled.gives_role)
             ending = _Ending(given) if continue_final_message else None
             variables = {
@@ -208,7 +208,7 @@ class _Compiled:
         special_tokens: Mapping[str, str],
     ) -> None:
         self._origin = source.origin
-        self._special_tokens = special_tokens
+        self._constants = {**environment.globals, **special_tokens}
         self._roles: dict[str, bool] = {}
         try:
             tree = environment.parse(source.text, filename=source.origin)
@@ -237,8 +237,13 @@ class _Compiled:
             return True
 
     def render(self, variables: Mapping[str, Any]) -> str:
+        template = self._template
         try:
-            return self._template.render({**self._special_tokens, **variables})
+            context = template.new_context({**self._constants, **variables}, shared=True)
+            try:
+                return "".join(template.root_render_func(context))
+            except _TEMPLATE_FAILURES:
+                template.environment.handle_exception()
         except TemplateError:
             raise
         except _TEMPLATE_FAILURES as error:

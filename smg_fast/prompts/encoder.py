@@ -18,20 +18,20 @@ from .messages import Message
 _T = TypeVar("_T")
 
 LONG_TEXT = 4_000
-"""Characters from which on a text is encoded in a thread. Encoding takes about 0.3 µs a character, handing over to a
-thread and back 100 µs (Qwen3, gpt-oss and SmolLM2 on x86-64): the loop is never held for much longer than 1 ms, and a
-hand-over costs at most a tenth of what it saves the loop."""
+"""Cost (``Tokenizer.encoding_cost``) from which on a text is encoded in a thread. ``tokenizers`` takes about 0.3 µs for
+a unit of it, handing over to a thread and back 100 µs (x86-64): the loop is never held for much longer than 1 ms, and a
+hand-over costs at most a tenth of what it saves the loop. With byte-level BPE that is 32,000 characters, in 0.3 ms."""
 
 VERY_LONG_TEXT = 400_000
-"""Characters from which on a text waits for others of its kind: each takes 0.1 s or more, some 200 bytes of memory a
-character, and cannot be called off once it has begun. Shorter ones pass them by."""
+"""Cost from which on a text waits for others of its kind: each takes up to 0.1 s or more, a lot of memory, and cannot
+be called off once it has begun. Shorter ones pass them by."""
 
 MAX_TEXT_SIZE = 4 << 20
 """Bytes of a text that no context bounds: one that takes seconds to encode, and a gigabyte of memory."""
 
 LONG_CHAT = 100
 """Messages, content parts, tool calls, and values of the JSON in a chat from which on it is rendered in a thread. Each
-takes up to 20 µs."""
+takes up to 10 µs."""
 
 
 class PromptThreads(msgspec.Struct, frozen=True):
@@ -117,35 +117,32 @@ class PromptEncoder:
             )
 
         items = _items(messages, (tools, documents, template_kwargs))
-        long = any(True for _ in islice(items, LONG_CHAT - 1, None))
+        long = len(list(islice(items, LONG_CHAT))) == LONG_CHAT
         text = await _in_thread(self._threads.rendering, render) if long else render()
         return await self._encode("messages", text, add_special_tokens, context)
 
-    async def run(self, work: Callable[[], _T], length: int) -> _T:
-        """Do what takes about as long as to encode a text of this length, in characters: in a thread, unless it is
-        short.
-        """
-        if length < LONG_TEXT:
+    async def run(self, work: Callable[[], _T], cost: int) -> _T:
+        """Do what takes about as long as to encode a text of this cost: in a thread, unless that is short."""
+        if cost < LONG_TEXT:
             return work()
         threads = self._threads
-        return await _in_thread(threads.encoding if length < VERY_LONG_TEXT else threads.encoding_very_long, work)
+        return await _in_thread(threads.encoding if cost < VERY_LONG_TEXT else threads.encoding_very_long, work)
 
     async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
         self._check_size(param, text, context)
-        return await self.run(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
+        cost = len(text) if len(text) < LONG_TEXT else self.tokenizer.encoding_cost(text)
+        return await self.run(lambda: self.tokenizer.encode(text, add_special_tokens), cost)
 
     def _check_size(self, param: str, text: str, context: int | None) -> None:
         """Encoding megabytes takes seconds, only to find that they are too much."""
-        size = len(text.encode())
-        if context is None:
-            if size > MAX_TEXT_SIZE:
-                raise PromptError(f"The prompt has {size} bytes; the limit is {MAX_TEXT_SIZE}", param)
+        limit = MAX_TEXT_SIZE if context is None else context * self.tokenizer.max_token_bytes
+        if 4 * len(text) <= limit or (size := len(text.encode())) <= limit:
             return
-        limit = context * self.tokenizer.max_token_bytes
-        if size > limit:
-            raise PromptError(
-                f"The prompt has {size} bytes; the model's context of {context} tokens holds at most {limit}", param
-            )
+        if context is None:
+            raise PromptError(f"The prompt has {size} bytes; the limit is {limit}", param)
+        raise PromptError(
+            f"The prompt has {size} bytes; the model's context of {context} tokens holds at most {limit}", param
+        )
 
 
 async def _in_thread(executor: Executor, work: Callable[[], _T]) -> _T:

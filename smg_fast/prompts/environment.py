@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 import jinja2
@@ -15,12 +15,24 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from .errors import TemplateError
 
-_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+_limit: ContextVar[TimeLimit | None] = ContextVar("limit", default=None)
+
+#: What a dictionary has attributes of itself for; by all other names a template means a key.
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+#: Attributes that the sandbox, which asks a dozen questions at each access, always allows and gives as they are.
+_SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
+    dict: frozenset(("get", "items", "keys", "values")),
+    str: frozenset(name for name in dir(str) if not name.startswith(("_", "format"))),
+    LoopContext: frozenset(("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0")),
+}
+#: Types of values that are no way to anything else.
+_PLAIN_VALUES = frozenset((bool, float, int, str))
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -39,14 +51,37 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def compile_template(self, tree: nodes.Template, filename: str) -> jinja2.Template:
-        """``tree`` as a template that can be bounded by `time_limit`; the tree is changed.
+        """``tree`` as a template that can be bounded by `TimeLimit`; the tree is changed.
 
+        Globals are for the caller to put among the variables: so they need not be copied twice for each rendering.
         Raises ``jinja2.TemplateSyntaxError``.
         """
         repeatable: tuple[type[nodes.For | nodes.Macro], ...] = (nodes.For, nodes.Macro)
         for node in tree.find_all(repeatable):
             node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("step"), lineno=node.lineno))
-        return jinja2.Template.from_code(self, self.compile(tree, filename=filename), self.make_globals(None))
+        return jinja2.Template.from_code(self, self.compile(tree, filename=filename), {})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in the sandbox, of which this is the short way to what messages and loops are made of."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE_ATTRIBUTES.get(kind, ()):
+            return getattr(obj, attribute)
+        if kind is _CheckedNamespace and attribute[:1] != "_":
+            value = getattr(obj, attribute, None)
+            if type(value) in _PLAIN_VALUES:
+                return value
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As in the sandbox, of which this is the short way to the methods of strings and dictionaries."""
+        if type(obj) is BuiltinMethodType and type(obj.__self__) in (str, dict):
+            # Jinja's own, for functions that look at the template's variables.
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
     @property
     def step(self) -> None:
@@ -56,18 +91,33 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 def check_time() -> None:
     """Raises ``TemplateError`` once the time is up."""
-    if time.monotonic() > _deadline.get():
+    limit = _limit.get()
+    if limit is not None and limit.is_up():
         raise TemplateError("the chat template takes too long on these messages")
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Bounds ``check_time``, which templates rendered inside do as well."""
-    token = _deadline.set(time.monotonic() + seconds)
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+class TimeLimit:
+    """Bounds ``check_time``, which templates rendered inside do as well. Entered once.
+
+    The time is the thread's own: on a busy machine a template waits for others, which is no fault of it.
+    """
+
+    __slots__ = ("_before", "_earliest", "_latest", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._earliest = time.monotonic() + self._seconds
+        self._latest = time.thread_time() + self._seconds
+        self._before: Token[TimeLimit | None] = _limit.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _limit.reset(self._before)
+
+    def is_up(self) -> bool:
+        # The second is a system call.
+        return time.monotonic() > self._earliest and time.thread_time() > self._latest
 
 
 class GenerationTag(Extension):

@@ -87,10 +87,11 @@ def template_messages(
         For a role whose messages the template would leave out without a word, for content that is missing or not text,
         for tool call arguments that are not JSON, and for audio and calls of functions that are no tools.
     TemplateError
-        Inside ``time_limit``, when the time is up.
+        Inside ``TimeLimit``, when the time is up.
     """
     rendered = [
-        _template_message(message, f"messages[{index}]", traits, gives_role) for index, message in enumerate(messages)
+        _text_message(message, traits) or _template_message(message, f"messages[{index}]", traits, gives_role)
+        for index, message in enumerate(messages)
     ]
     if not traits.developer and any(message.role == _DEVELOPER for message in messages):
         return _with_one_system_message(rendered, traits)
@@ -108,10 +109,24 @@ def _with_one_system_message(messages: list[dict[str, Any]], traits: TemplateTra
     return [merged, *(message for message in messages if message["role"] != _SYSTEM)]
 
 
+def _text_message(message: Message, traits: TemplateTraits) -> dict[str, Any] | None:
+    """The short way for what nearly all messages are: one text of somebody usual, and nothing else."""
+    check_time()
+    role, content = message.role, message.content
+    if (
+        content
+        and type(content) is str
+        and traits.content_strings
+        and role in _USUAL_ROLES
+        and message == Message(role, content)
+    ):
+        return {"role": role, "content": content}
+    return None
+
+
 def _template_message(
     message: Message, path: str, traits: TemplateTraits, gives_role: Callable[[str], bool]
 ) -> dict[str, Any]:
-    check_time()
     rendered: dict[str, Any] = {"role": _role(message.role, f"{path}.role", traits, gives_role)}
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:

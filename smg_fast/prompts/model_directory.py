@@ -26,6 +26,11 @@ SPECIAL_TOKENS = (
 _T = TypeVar("_T")
 
 
+#: Bytes of a chat template, and of a configuration: nothing else happens while they are parsed.
+_MAX_TEMPLATE = 1 << 20
+_MAX_JSON = 64 << 20
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What we read of ``config.json``, or of the ``text_config`` in one."""
 
@@ -160,7 +165,7 @@ class ModelDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_template(path: Path) -> TemplateSource:
     """Raises ``ModelDirectoryError``."""
-    return TemplateSource(_read_text(path), str(path))
+    return TemplateSource(_read_text(path, _MAX_TEMPLATE), str(path))
 
 
 class _AddedToken(msgspec.Struct, frozen=True):
@@ -241,13 +246,16 @@ def _convert(path: Path, value: Any, struct: type[_T]) -> _T:
 def _read_json(path: Path) -> Any:
     # The standard library's parser: configurations may hold Infinity and NaN.
     try:
-        return json.loads(_read_text(path))
+        return json.loads(_read_text(path, _MAX_JSON))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ModelDirectoryError(f"{path}: not JSON: {error}") from None
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most: int) -> str:
     try:
+        size = path.stat().st_size
+        if size > most:
+            raise ModelDirectoryError(f"{path}: {size} bytes; the limit is {most}")
         return path.read_text("utf-8")
     except OSError as error:
         raise ModelDirectoryError(f"{path}: {error.strerror}") from None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from .addresses import WorkerAddresses, worker_addresses
-from .client import EngineClient
+from .client import ClientState, EngineClient
+from .engine import EngineStatus
 from .errors import AddressError, BindError, EngineBusy, EngineError, EngineFailed, EngineUnavailable
+from .share import Share
 from .sink import Sink
 
 __all__ = [
     "AddressError",
     "BindError",
+    "ClientState",
     "EngineBusy",
     "EngineClient",
     "EngineError",
     "EngineFailed",
+    "EngineStatus",
     "EngineUnavailable",
+    "Share",
     "Sink",
     "WorkerAddresses",
     "worker_addresses",

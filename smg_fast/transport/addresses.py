@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ _MAX_PATH = 107
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _FIRST_PORT, _PORTS = 20000, 10000
+#: Paths tried for one whose handshake port is free.
+_ATTEMPTS = 100
 
 
 class WorkerAddresses(msgspec.Struct, frozen=True):
@@ -33,6 +36,16 @@ class WorkerAddresses(msgspec.Struct, frozen=True):
     input: Path
     output: Path
     handshake: str
+
+    def of_process(self, process: int) -> WorkerAddresses:
+        """Those of one of several gateway processes; the first has these. Raises ``AddressError`` as the others do."""
+        if not process:
+            return self
+        # The names of no other worker: those end with -in.sock.
+        own = f".{process}.sock"
+        return _checked_length(
+            msgspec.structs.replace(self, input=self.input.with_suffix(own), output=self.output.with_suffix(own))
+        )
 
     @property
     def input_endpoint(self) -> str:
@@ -66,13 +79,7 @@ def worker_addresses(url: str, handshake: str | None = None) -> WorkerAddresses:
         output=Path(f"{path}-out.sock"),
         handshake=f"tcp://127.0.0.1:{handshake_port(path)}" if handshake is None else _checked_handshake(handshake),
     )
-    length = len(os.fsencode(addresses.output))
-    if length > _MAX_PATH:
-        raise AddressError(
-            f"worker URL {url!r}: the socket {addresses.output} would have a path of {length} bytes, "
-            f"{length - _MAX_PATH} more than a Unix socket can have; choose a shorter one"
-        )
-    return addresses
+    return _checked_length(addresses)
 
 
 def handshake_port(path: str) -> int:
@@ -81,6 +88,47 @@ def handshake_port(path: str) -> int:
     for byte in os.fsencode(path):
         hash = (hash ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF
     return _FIRST_PORT + hash % _PORTS
+
+
+def unused_worker_url(path: Path) -> str:
+    """URL of a worker at ``path``, or at ``path-1``, ``path-2`` ..., such that its handshake port is free now.
+
+    Raises
+    ------
+    AddressError
+        The ports of all that were tried are taken.
+    """
+    taken = []
+    for attempt in range(_ATTEMPTS):
+        candidate = f"{path}-{attempt}" if attempt else str(path)
+        port = handshake_port(candidate)
+        if _is_free(port):
+            return f"{_IPC}{candidate}"
+        taken.append(port)
+    raise AddressError(
+        f"no worker URL at {path} or beside it: the handshake ports {taken[0]}, {taken[1]}, ... are taken"
+    )
+
+
+def _is_free(port: int) -> bool:
+    """Whether nobody listens on it; as ZeroMQ binds, which ports of closed connections do not stop."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _checked_length(addresses: WorkerAddresses) -> WorkerAddresses:
+    length = len(os.fsencode(addresses.output))
+    if length > _MAX_PATH:
+        raise AddressError(
+            f"the socket {addresses.output} would have a path of {length} bytes, {length - _MAX_PATH} more than a Unix "
+            "socket can have; choose a shorter worker URL"
+        )
+    return addresses
 
 
 def _checked_handshake(address: str) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, cast
 
 from .._codec import (
+    Connection,
     Dispatcher,
     Outcome,
     Output,
@@ -20,16 +24,19 @@ from .._codec import (
 )
 from ..engines import EngineFamily, GenerationRequest, UnsupportedEngineError
 from .addresses import WorkerAddresses
-from .engine import Engine, EngineGroup, EngineState
+from .engine import Engine, EngineGroup, EngineState, EngineStatus
 from .errors import EngineBusy, EngineError, EngineFailed, EngineUnavailable
 from .handshake import HandshakeListener
 from .monitor import ConnectionMonitor, peer_of
 from .outbox import RETRY_INTERVAL, Outbox, UnreachableError
+from .process import process_of
 from .reader import Message, SocketReader
 from .registration import Registration, RegistrationListener
+from .share import Share
 from .silence import SilenceWatch
 from .sink import Sink
 from .sockets import WorkerSockets
+from .survivors import Roster, SurvivorWatch
 from .waves import WaveTracker
 
 logger = logging.getLogger(__name__)
@@ -38,9 +45,13 @@ logger = logging.getLogger(__name__)
 _DEATH_NOTICE = b"ENGINE_CORE_DEAD"
 #: Messages in a row that cannot be read, after which an engine is given up.
 _MAX_REFUSALS = 3
+#: Generations nobody here knows of that engines are told to stop when they come.
+_MAX_STRAYS = 8192
+#: No request has this id: to be told to stop it means nothing.
+_NO_REQUEST = "none"
 _LOG_LEVELS = {EngineState.READY: logging.INFO, EngineState.STARTING: logging.INFO, EngineState.REFUSED: logging.ERROR}
 
-ClientState = Literal["closed", "connecting", "ready", "unhealthy"]
+ClientState = Literal["closed", "connecting", "ready", "unhealthy", "draining"]
 
 
 class EngineClient:
@@ -54,10 +65,14 @@ class EngineClient:
         What the engines speak, and where.
     engine_count : int
         Engines that share the sockets; their identities are 0 to ``engine_count - 1``.
+    share : Share, optional
+        Which of them serve this process, if there are others; by default all do.
     silence_timeout : float
         Seconds an engine with generations in flight may say nothing before they fail; 0: for ever.
     send_timeout : float
         Seconds a request may wait for room in an engine's queue.
+    on_change : callable, optional
+        Called after an engine has come into another state.
     """
 
     def __init__(
@@ -66,18 +81,29 @@ class EngineClient:
         addresses: WorkerAddresses,
         *,
         engine_count: int = 1,
+        share: Share | None = None,
         silence_timeout: float = 300.0,
         send_timeout: float = 1.0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.family = family
         self.addresses = addresses
+        self._share = share or Share.alone(engine_count)
+        self._client_index = self._share.client_index
+        self._own_addresses = addresses.of_process(self._share.process)
         self._silence_timeout = silence_timeout
         self._send_timeout = send_timeout
+        self._on_change = on_change
         self._dispatcher = Dispatcher()
-        self._group = EngineGroup(engine_count)
+        self._group = EngineGroup(self._share)
         self._flights: dict[str, Engine] = {}
+        #: Generations that nobody here knows, seen when not every engine could be told to stop them.
+        self._strays: deque[str] = deque(maxlen=_MAX_STRAYS)
         self._protocol: Protocol | None = None
         self._ready = asyncio.Event()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._sockets: WorkerSockets | None = None
 
     # --- life ---
@@ -85,27 +111,65 @@ class EngineClient:
     async def start(self) -> None:
         """Bind the sockets; engines may come any time after. Raises ``BindError``."""
         self._loop = asyncio.get_running_loop()
-        self._sockets = sockets = WorkerSockets(self.addresses)
+        self._sockets = sockets = WorkerSockets(self._own_addresses, handshake=self._share.answers_handshake)
         count = len(self.engines)
-        self._handshake = HandshakeListener(sockets.handshake, self.addresses, count, self._on_hello)
-        self._monitor = ConnectionMonitor(sockets.monitor, self._on_disconnect)
+        self._handshake = (
+            None
+            if sockets.handshake is None
+            else HandshakeListener(sockets.handshake, self.addresses, self._share.clients, self._on_hello)
+        )
+        self._roster = Roster(self._own_addresses)
+        self._monitor = ConnectionMonitor(sockets.monitor, self._on_connect, self._on_disconnect)
         self._input = RegistrationListener(sockets.input, count, self._monitor, self._on_registration)
         self._outbox = Outbox(sockets.input, self.family.encode_abort, self._on_unreachable, self._input.check)
+        self._survivors = SurvivorWatch(
+            self.engines,
+            self._roster,
+            self._monitor,
+            self._outbox,
+            self.family.encode_abort([_NO_REQUEST]),
+            self._on_registration,
+        )
         self._waves = WaveTracker(self.engines, self._outbox)
         self._output = SocketReader(sockets.output, self._on_output)
-        self._silence = SilenceWatch(self.engines, self._silence_timeout, self._on_silence)
+        self._silence = SilenceWatch(
+            self.engines, self._silence_timeout, self._on_silence, self._on_stopped, self._on_continued
+        )
 
-    async def close(self) -> None:
-        """Fail what is in flight, tell the engines to stop it, and remove the sockets. Closing twice is fine."""
+    async def drain(self) -> None:
+        """Take no more requests from now on, and return when none is in flight. The caller bounds it, and closes.
+
+        There is no way back, whether or not this is cancelled.
+        """
+        self._draining = True
+        self._ready.clear()
+        await self._idle.wait()
+
+    async def close(self, *, for_good: bool = True) -> None:
+        """Fail what is in flight, tell the engines to stop it, and remove the sockets. Closing twice is fine.
+
+        Unless it is ``for_good``, engines that live on are known to the next client at these addresses.
+        """
         sockets = self._sockets
         if sockets is None:
             return
         self._fail(list(self._flights), EngineUnavailable, "the gateway closes this worker")
         self._sockets = None
         self._ready.clear()
-        for part in (self._handshake, self._monitor, self._input, self._output, self._outbox, self._silence):
+        if self._handshake is not None:
+            self._handshake.stop()
+        for part in (
+            self._monitor,
+            self._input,
+            self._output,
+            self._outbox,
+            self._silence,
+            self._survivors,
+        ):
             part.stop()
         sockets.close()
+        if self._share.is_alone:
+            self._roster.close(for_good=for_good)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -117,9 +181,16 @@ class EngineClient:
         return len(self.engines)
 
     @property
+    def shared_out(self) -> bool:
+        """Whether some of the engines serve another gateway process, and not this one."""
+        return self._share.is_partial
+
+    @property
     def ready_engines(self) -> tuple[Engine, ...]:
         """Engines that take requests."""
-        return tuple(engine for engine in self.engines if engine.ready) if self._sockets is not None else ()
+        if self._sockets is None or self._draining:
+            return ()
+        return tuple(engine for engine in self.engines if engine.ready)
 
     @property
     def ready(self) -> bool:
@@ -129,13 +200,28 @@ class EngineClient:
     @property
     def accepting(self) -> bool:
         """Whether ``generate`` would try: an engine is ready, or a silent one is due for a trial."""
-        return self._sockets is not None and self._group.accepts()
+        return self._sockets is not None and not self._draining and self._group.accepts()
+
+    @property
+    def pressure(self) -> float:
+        """That of its least loaded ready engine; infinite with none. See ``load.pressure``."""
+        return min((engine.pressure for engine in self.ready_engines), default=math.inf)
+
+    @property
+    def engine_statuses(self) -> list[EngineStatus]:
+        """Every engine, for the operator."""
+        return [engine.status for engine in self.engines]
 
     @property
     def state(self) -> ClientState:
-        """``connecting`` until the first engine registers, then ``ready`` or, with none of use, ``unhealthy``."""
+        """``connecting`` until the first engine registers, then ``ready`` or, with none of use, ``unhealthy``.
+
+        ``draining`` and ``closed`` are for good.
+        """
         if self._sockets is None:
             return "closed"
+        if self._draining:
+            return "draining"
         if self.ready:
             return "ready"
         refused = any(engine.state is EngineState.REFUSED for engine in self.engines)
@@ -146,13 +232,17 @@ class EngineClient:
         """The state of every engine in words."""
         if self._sockets is None:
             return "the worker is closed"
+        if self._draining:
+            return "the worker takes no more requests"
         return "; ".join(f"engine {engine.index} {engine.reason}" for engine in self.engines)
 
     @property
     def ready_response(self) -> ReadyResponse | None:
         """What a ready engine told of itself, or one that was. ``None``: none of those that registered last was."""
-        known = sorted(self.engines, key=lambda engine: not engine.ready)
-        return next((engine.ready_response for engine in known if engine.protocol is not None), None)
+        engines = self._group.engines
+        ready = next((engine for engine in engines if engine.ready), None)
+        known = ready or next((engine for engine in engines if engine.protocol is not None), None)
+        return None if known is None else known.ready_response
 
     @property
     def in_flight(self) -> int:
@@ -177,12 +267,13 @@ class EngineClient:
         tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
         requests: Sequence[GenerationRequest],
+        connection: Connection | None = None,
     ) -> int:
         """Send the generations of one response, each to its ``data_parallel_rank``, or the engine with the least to do.
 
         Returns the response's key. From then on the response is the sink's, whatever becomes of it. If this raises, or
         is cancelled, nothing is left of it here or on an engine. Each prompt has as many of the requests as the others:
-        the first are the first one's.
+        the first are the first one's. A stream's events go to ``connection``, if there is one, see ``Dispatcher.open``.
 
         Raises
         ------
@@ -196,9 +287,10 @@ class EngineClient:
         """
         protocol = self._check_accepting(requests)
         wave = self._waves.current
-        messages = [(request.rid, self.family.encode_request(request, protocol, wave=wave)) for request in requests]
+        encode, client = self.family.encode_request, self._client_index
+        messages = [(request.rid, encode(request, protocol, wave=wave, client=client)) for request in requests]
         rids = [request.rid for request in requests]
-        key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompts)
+        key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompts, connection)
         for request in requests:
             self._reserve(request)
         sent = 0
@@ -232,7 +324,7 @@ class EngineClient:
         self._dispatcher.pause(key)
 
     def resume(self, key: int) -> bytes | None:
-        """End the pause; returns one framed chunk with what gathered, if anything did."""
+        """End the pause; returns what there is to write, if anything is."""
         return self._dispatcher.resume(key)
 
     def _check_accepting(self, requests: Sequence[GenerationRequest]) -> Protocol:
@@ -252,6 +344,7 @@ class EngineClient:
         engine = self._group.least_loaded(request.data_parallel_rank)
         engine.in_flight += 1
         self._flights[request.rid] = engine
+        self._idle.clear()
         if engine.in_flight == 1:
             self._silence.begin(engine)
 
@@ -259,6 +352,8 @@ class EngineClient:
         engine = self._flights.pop(rid, None)
         if engine is not None:
             engine.in_flight -= 1
+            if not self._flights:
+                self._idle.set()
 
     async def _send(self, rid: str, frames: list[bytes]) -> bool:
         """Send to the engine reserved for it, within the bound.
@@ -289,16 +384,11 @@ class EngineClient:
             messages = messages[outcome.consumed :]
 
     def _on_outcome(self, outcome: Outcome, messages: list[Message]) -> None:
-        self._deliver(outcome, EngineFailed)
-        if outcome.aborts:
-            self._abort(outcome.aborts)
-        for rid in outcome.finished:
-            self._release(rid)
-        for wave in outcome.waves:
-            self._waves.on_wave(wave)
-        for utility in outcome.utilities:
-            result = "succeeded" if utility.failure is None else f"failed: {utility.failure}"
-            logger.warning("a utility call that nobody here made, %d, has %s", utility.call_id, result)
+        if not outcome.quiet:
+            self._on_news(outcome)
+        # After it: what has ended is not in flight any more, and an engine does not count it.
+        for load in outcome.loads:
+            self._group.on_load(load)
         refused = messages.pop() if outcome.refused is not None else None
         now = self._loop.time()
         for engine in self._senders(messages):
@@ -313,14 +403,26 @@ class EngineClient:
         if refused is not None:
             self._on_refused(self._senders([refused]), outcome.refused)
 
+    def _on_news(self, outcome: Outcome) -> None:
+        self._deliver(outcome, EngineFailed)
+        if outcome.aborts:
+            self._abort(outcome.aborts)
+        for rid in outcome.finished:
+            self._release(rid)
+        for wave in outcome.waves:
+            self._waves.on_wave(wave)
+        for utility in outcome.utilities:
+            result = "succeeded" if utility.failure is None else f"failed: {utility.failure}"
+            logger.warning("a utility call that nobody here made, %d, has %s", utility.call_id, result)
+
     def _legible(self, messages: list[Message]) -> list[Message]:
         """Without those of whoever cannot be serving, or is refused: they may be of another wire."""
         return [frames for frames in messages if self._senders([frames])]
 
     def _senders(self, messages: Sequence[Message]) -> list[Engine]:
         """Engines that some messages came from; all that come into question where it cannot be told."""
-        among: Sequence[Engine] = self.engines if messages else ()
-        if len(self.engines) > 1:
+        among: Sequence[Engine] = self._group.engines if messages else ()
+        if len(among) > 1:
             peers = {peer_of(frame) for frame, *_ in messages}
             if self.family.one_process or peers <= {engine.peer for engine in self.engines}:
                 among = self._group.of_peers(peers)
@@ -334,7 +436,7 @@ class EngineClient:
             if message is None:
                 sink.end(data)
             else:
-                sink.fail(error(message))
+                sink.fail(error(message), begun=data is not None)
 
     def _on_refused(self, senders: Sequence[Engine], why: str | None) -> None:
         """What such a message held is lost, and with it whatever it was about: any generation of its engine."""
@@ -360,8 +462,11 @@ class EngineClient:
     def _abort(self, rids: Iterable[str]) -> None:
         """Tell engines to stop generations. One that nobody here knows may run on any of them."""
         orders: dict[Engine, list[str]] = {}
+        complete = self._group.is_complete
         for rid in rids:
             engine = self._flights.get(rid)
+            if engine is None and not complete:
+                self._strays.append(rid)
             for target in self.engines if engine is None else (engine,):
                 if target.reachable:
                     orders.setdefault(target, []).append(rid)
@@ -376,7 +481,7 @@ class EngineClient:
         self._monitor.drain()
         # Any user of the host can say it. Of an engine that is connected, only a registration tells that it has
         # restarted: that takes a directory which is this user's alone.
-        if not engine.connected:
+        if not engine.connected and self._share.has(index):
             self._set_state(engine, EngineState.STARTING)
 
     def _on_registration(self, registration: Registration) -> None:
@@ -384,6 +489,9 @@ class EngineClient:
         self._disconnect(engine, "has restarted")
         engine.connection = registration.connection
         engine.peer = registration.peer
+        engine.process = process_of(registration.peer)
+        engine.load = None
+        self._roster.add(registration)
         self._judge(engine, registration.response)
 
     def _judge(self, engine: Engine, response: ReadyResponse) -> None:
@@ -391,6 +499,7 @@ class EngineClient:
         engine.ready_response = response
         engine.protocol = None
         try:
+            self._check_group(response)
             engine.protocol = self._protocol = self._protocol_of(response)
         except UnsupportedEngineError as error:
             self._set_state(engine, EngineState.REFUSED, str(error))
@@ -398,6 +507,18 @@ class EngineClient:
         engine.refusals = 0
         self._set_state(engine, EngineState.READY)
         self._waves.on_registration(engine, self.family.start_wave(response))
+        if self._strays:
+            self._outbox.abort(engine, list(self._strays))
+            if self._group.is_complete:
+                self._strays.clear()
+
+    def _check_group(self, response: ReadyResponse) -> None:
+        """Raises ``UnsupportedEngineError`` for an engine that tells one of several processes of its waves."""
+        if self.engine_count > 1 and not self._share.is_alone and self.family.start_wave(response) is not None:
+            raise UnsupportedEngineError(
+                "may step only together with the others of its group, and tells a single gateway process when they "
+                "pause: it takes --gateway-processes 1"
+            )
 
     def _protocol_of(self, response: ReadyResponse) -> Protocol:
         """The wire of an engine that comes; it has to be that of the engines beside it."""
@@ -419,6 +540,9 @@ class EngineClient:
             if engine.connected and engine.protocol is None and engine.ready_response is not None:
                 self._judge(engine, engine.ready_response)
 
+    def _on_connect(self, connection: int) -> None:
+        self._survivors.on_connect(connection)
+
     def _on_disconnect(self, connection: int) -> None:
         engine = self._group.at_connection(connection)
         if engine is not None:
@@ -429,6 +553,12 @@ class EngineClient:
 
     def _on_silence(self, engine: Engine) -> None:
         self._lose(engine, f"has said nothing for {self._silence_timeout:g} s", EngineState.SILENT)
+
+    def _on_stopped(self, engine: Engine) -> None:
+        self._lose(engine, "is stopped: its process does nothing until it is continued", EngineState.STOPPED)
+
+    def _on_continued(self, engine: Engine) -> None:
+        self._set_state(engine, EngineState.READY)
 
     def _disconnect(self, engine: Engine, reason: str) -> None:
         """Nothing reaches the engine any more. What it has sent before counts, be it a death notice."""
@@ -450,7 +580,7 @@ class EngineClient:
         self._fail(rids, EngineUnavailable, f"engine {engine.index} {reason}")
 
     def _set_state(self, engine: Engine, state: EngineState, reason: str | None = None) -> None:
-        engine.state, engine.reason = state, reason or state.value
+        engine.state, engine.reason, engine.since = state, reason or state.value, time.time()
         logger.log(
             _LOG_LEVELS.get(state, logging.WARNING),
             "engine %d %s (%s)",
@@ -458,7 +588,8 @@ class EngineClient:
             engine.reason,
             self.addresses.input_endpoint,
         )
-        if any(engine.ready for engine in self.engines):
+        if self.ready_engines:
             self._ready.set()
         else:
             self._ready.clear()
+        self._on_change()

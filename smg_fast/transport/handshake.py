@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -20,19 +20,22 @@ class HandshakeListener:
     Anyone on the host can connect to this port: what makes no sense is logged and passed over.
     """
 
-    __slots__ = ("_engine_count", "_init", "_on_hello", "_reader", "_socket")
+    __slots__ = ("_addresses", "_clients", "_on_hello", "_reader", "_socket")
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         addresses: WorkerAddresses,
-        engine_count: int,
+        clients: Sequence[Sequence[int]],
         on_hello: Callable[[int], None],
     ) -> None:
-        """Begins at once, in the running loop. ``on_hello`` gets the engine's index."""
+        """Begins at once, in the running loop.
+
+        ``clients`` are, by engine, the gateway processes that it serves. ``on_hello`` gets the engine's index.
+        """
         self._socket = socket
-        self._engine_count = engine_count
-        self._init = encode_init([addresses.input_endpoint], [addresses.output_endpoint])
+        self._addresses = addresses
+        self._clients = clients
         self._on_hello = on_hello
         self._reader = SocketReader(socket, self._on_messages)
 
@@ -41,7 +44,7 @@ class HandshakeListener:
 
     def _on_messages(self, messages: list[Message]) -> None:
         for frames in messages:
-            index = engine_index(frames[0].bytes, self._engine_count)
+            index = engine_index(frames[0].bytes, len(self._clients))
             if index is None:
                 logger.warning("handshake from an unknown identity, %s", frames[0].bytes.hex())
             elif len(frames) != 2:
@@ -60,11 +63,17 @@ class HandshakeListener:
         if status == "HELLO":
             logger.info("engine %d says hello", index)
             self._on_hello(index)
-            self._socket.send_multipart([identity.bytes, self._init], zmq.NOBLOCK)
+            self._socket.send_multipart([identity.bytes, self._init(index)], zmq.NOBLOCK)
         elif status == "READY":
             logger.info("engine %d has finished its handshake", index)
         else:
             logger.warning("handshake of engine %d: unknown status %r", index, status)
+
+    def _init(self, index: int) -> bytes:
+        clients = [self._addresses.of_process(process) for process in self._clients[index]]
+        return encode_init(
+            [addresses.input_endpoint for addresses in clients], [addresses.output_endpoint for addresses in clients]
+        )
 
 
 def engine_index(identity: bytes, engine_count: int) -> int | None:

@@ -20,10 +20,13 @@ _EVENT = struct.Struct("=Hi")
 class ConnectionMonitor:
     """Follows a socket's monitor. A connection is named by its descriptor, which is reused once it is closed."""
 
-    __slots__ = ("_on_disconnect", "_open", "_reader")
+    __slots__ = ("_on_connect", "_on_disconnect", "_open", "_reader")
 
-    def __init__(self, monitor: zmq.Socket[bytes], on_disconnect: Callable[[int], None]) -> None:
+    def __init__(
+        self, monitor: zmq.Socket[bytes], on_connect: Callable[[int], None], on_disconnect: Callable[[int], None]
+    ) -> None:
         """Begins at once, in the running loop."""
+        self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._open: set[int] = set()
         self._reader = SocketReader(monitor, self._on_events)
@@ -44,6 +47,7 @@ class ConnectionMonitor:
             event, descriptor = _EVENT.unpack(frames[0].bytes)
             if event == zmq.EVENT_ACCEPTED:
                 self._open.add(descriptor)
+                self._on_connect(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._open.discard(descriptor)
                 self._on_disconnect(descriptor)

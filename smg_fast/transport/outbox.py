@@ -12,6 +12,10 @@ from .engine import Engine
 #: Seconds between attempts at a queue that is full: ZeroMQ does not tell when there is room for one peer.
 RETRY_INTERVAL = 0.005
 
+# Plain integers: pyzmq's own flags are an enumeration of Python's, whose "or" takes longer than the sending.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+
 
 class UnreachableError(Exception):
     """The router knows no connection of an engine."""
@@ -54,9 +58,16 @@ class Outbox:
         self._retry: asyncio.TimerHandle | None = None
 
     def send(self, engine: Engine, frames: Sequence[bytes]) -> bool:
-        """``False``: the engine's queue is full, and nothing was sent. Raises ``UnreachableError``."""
+        """``False``: the engine's queue is full, and nothing was sent. Raises ``UnreachableError``.
+
+        Whether there is room is told by the first frame, the engine's identity; the others belong to it.
+        """
+        send = self._router.send
         try:
-            self._router.send_multipart([engine.identity, *frames], zmq.NOBLOCK)
+            send(engine.identity, _MORE)
+            for frame in frames[:-1]:
+                send(frame, _MORE)
+            send(frames[-1], _LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

@@ -41,9 +41,8 @@ class SocketReader:
             self._read()
 
     def check(self) -> None:
-        """Look for messages whose news another call on the socket took in."""
-        if self._readable():
-            self._again()
+        """Look, next turn, for messages whose news another call on the socket took in."""
+        self._again()
 
     def stop(self) -> None:
         """Read no more. The socket may be closed afterwards."""

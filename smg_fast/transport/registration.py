@@ -19,13 +19,15 @@ logger = logging.getLogger(__name__)
 class Registration(msgspec.Struct, frozen=True):
     """An engine that is connected.
 
-    ``connection`` is the descriptor of its input connection, ``peer`` the process at the other end.
+    ``connection`` is the descriptor of its input connection, ``peer`` the process at the other end, ``payload`` the
+    ready response as it came.
     """
 
     index: int
     connection: int
     peer: str
     response: ReadyResponse
+    payload: bytes
 
 
 class RegistrationListener:
@@ -73,6 +75,6 @@ class RegistrationListener:
             return
         connection = connection_of(payload)
         if self._monitor.is_open(connection):
-            self._on_registration(Registration(index, connection, peer_of(payload), response))
+            self._on_registration(Registration(index, connection, peer_of(payload), response, payload.bytes))
         else:
             logger.warning("engine %d has registered and gone", index)

@@ -5,14 +5,68 @@ Whoever can reach an engine's sockets can read every prompt and forge every answ
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import socket
 import stat
+import tempfile
 from pathlib import Path
 
 from .errors import BindError
 
+#: Names the directory instead of the user's own.
+DIRECTORY_VARIABLE = "SMG_ZMQ_SOCKET_DIR"
+
 _PRIVATE = 0o700
+#: Files of a worker that is named after its process: ``process_name`` and what follows it, and what they are for.
+_OF_PROCESS = re.compile(
+    r"([a-z]+-([0-9]+)(?:-[0-9]+)?)-(?:(?:in|out|http)(?:\.[0-9]+)?\.sock|engines(?:\.[0-9]+)?\.(?:json|new))"
+)
+
+
+def user_directory() -> Path:
+    """Where this user's sockets live: as ``SMG_ZMQ_SOCKET_DIR`` says, else one of their own; it may be missing."""
+    if given := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(given).absolute()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime).absolute() / "smg-fast"
+    return Path(tempfile.gettempdir()).absolute() / f"smg-fast-{os.getuid()}"
+
+
+def process_name(kind: str) -> str:
+    """The name of a worker that this process starts, and nobody else has to know: ``kind`` is of letters."""
+    return f"{kind}-{os.getpid()}"
+
+
+def clear_left_workers(directory: Path) -> list[Path]:
+    """Remove the files of workers that are named after processes that were killed; returns the workers' paths.
+
+    Where someone listens they stay, as a container has processes that are not seen here; so they do where they are
+    not sockets, or cannot be removed. ``directory`` may be missing.
+    """
+    cleared = []
+    for worker, files in _left_workers(directory).items():
+        with contextlib.suppress(BindError, OSError):
+            for path in sorted(files, key=lambda path: path.suffix, reverse=True):  # sockets first
+                if path.suffix == ".sock":
+                    clear_stale_socket(path)
+                else:
+                    path.unlink(missing_ok=True)
+            cleared.append(worker)
+    return cleared
+
+
+def _left_workers(directory: Path) -> dict[Path, list[Path]]:
+    """Files by the path of the worker, of those whose process is gone."""
+    workers: dict[Path, list[Path]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.iterdir():
+            owner = _OF_PROCESS.fullmatch(path.name)
+            if owner is not None and not Path("/proc", owner[2]).exists():
+                workers.setdefault(directory / owner[1], []).append(path)
+    return workers
 
 
 def prepare_directory(directory: Path) -> None:

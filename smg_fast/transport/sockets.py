@@ -23,8 +23,8 @@ class WorkerSockets:
 
     __slots__ = ("_context", "_paths", "handshake", "input", "monitor", "output")
 
-    def __init__(self, addresses: WorkerAddresses) -> None:
-        """Raises ``BindError``, with nothing left bound."""
+    def __init__(self, addresses: WorkerAddresses, *, handshake: bool = True) -> None:
+        """``handshake``: whether its socket is this process's. Raises ``BindError``, with nothing left bound."""
         paths = addresses.input, addresses.output
         for path in paths:
             prepare_directory(path.parent)
@@ -33,14 +33,15 @@ class WorkerSockets:
         # A context of its own: when it has ended, so has everything of this worker, and the addresses are free.
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
-        self.handshake = self._greeting_router()
+        self.handshake = self._greeting_router() if handshake else None
         self.input = self._greeting_router()
         self.input.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.input.setsockopt(zmq.SNDHWM, _INPUT_BACKLOG)
         self.output: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self.monitor = self.input.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
-            self._bind(self.handshake, addresses.handshake)
+            if self.handshake is not None:
+                self._bind(self.handshake, addresses.handshake)
             self._bind(self.input, addresses.input_endpoint, addresses.input)
             self._bind(self.output, addresses.output_endpoint, addresses.output)
         except BindError:

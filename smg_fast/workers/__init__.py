@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from .registry import Registry, UnknownModelError
+from .models import ModelSource
+from .registry import ConflictError, Registry, UnknownModelError, UnknownWorkerError, reasons
+from .shares import shared
 from .spec import WorkerSpec
 from .worker import Worker
 
-__all__ = ["Registry", "UnknownModelError", "Worker", "WorkerSpec"]
+__all__ = [
+    "ConflictError",
+    "ModelSource",
+    "Registry",
+    "UnknownModelError",
+    "UnknownWorkerError",
+    "Worker",
+    "WorkerSpec",
+    "reasons",
+    "shared",
+]

@@ -50,7 +50,7 @@ class Client:
     def take(self, outcome: Outcome) -> Outcome:
         for sink, chunk in outcome.chunks:
             assert sink is self
-            self.raw += unframe(chunk)
+            self.raw += chunk
         for sink, data, error in outcome.ended:
             assert sink is self
             assert (data is None) is (error is not None)
@@ -107,10 +107,3 @@ def loads(text: str | bytes) -> dict[str, Any]:
     value = json.loads(text, object_pairs_hook=once)
     assert isinstance(value, dict)
     return value
-
-
-def unframe(chunk: bytes) -> bytes:
-    size, _, rest = chunk.partition(b"\r\n")
-    assert len(rest) == int(size, 16) + 2
-    assert rest.endswith(b"\r\n")
-    return rest[:-2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smg_fast._codec import Prompt, ResponseFormat, TextOptions, TokenIds
-from tests.codec.client import Client, unframe
+from tests.codec.client import Client
 from tests.codec.ticks import Row, tick
 
 CHAT = ResponseFormat.chat(id="chatcmpl-1", model='a "model"', created=7, stream=True)
@@ -323,7 +323,7 @@ def test_a_paused_response_accumulates_and_resumes_with_everything(client: Clien
         assert client.feed(tick(Row("r", ids(client, word), "", [-1.0] * len(ids(client, word))))).chunks == []
     chunk = client.dispatcher.resume(key)
     assert chunk is not None
-    client.raw += unframe(chunk)
+    client.raw += chunk
     assert client.text() == "one two three"
     assert client.dispatcher.resume(key) is None
     client.feed(tick(Row("r", ids(client, "!"), "stop", [-1.0])))

@@ -90,6 +90,14 @@ def test_a_broken_rule_is_counted_and_told(tmp_path: Path) -> None:
             assert f"refused: {rule}" in log
 
 
+def test_without_rules_it_takes_what_other_gateways_send(tmp_path: Path) -> None:
+    with pair(tmp_path, *VLLM, "--no-rules") as (gateway, simulator):
+        client = Client(gateway)
+        client.add("constrained", [1, 2], max_tokens=5, regex="a")
+        assert client.output("constrained").token_ids.tolist() == [1, 2, EOS]
+        assert simulator.stop().violations == 0
+
+
 def test_a_request_id_in_use_breaks_a_rule(tmp_path: Path) -> None:
     with pair(tmp_path, *VLLM, "--tick-ms", 5) as (gateway, simulator):
         Client(gateway).add("a", [1], eos=None, ignore_eos=True, max_tokens=8000)

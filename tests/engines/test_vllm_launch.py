@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from smg_fast.engines.vllm.launch import PYTHON_VARIABLE, LaunchError, launch_command
+from smg_fast.engines.launch import LaunchError
+from smg_fast.engines.vllm.launch import PYTHON_VARIABLE, gpus_per_rank, launch_command
+from tests.engines import programs
+from tests.engines.programs import program
 
 ENGINE = ["serve", "/m", "--headless", "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", "30500"]
 
@@ -19,19 +21,9 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
 
-def program(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
-    """One that finds a package called vllm."""
-    packages = tmp_path / "packages"
-    (packages / "vllm").mkdir(parents=True)
-    (packages / "vllm" / "__init__.py").touch()
-    return program(tmp_path / "python", f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    return programs.interpreter(tmp_path, "vllm")
 
 
 def launch(*options: str, python: str | None = None) -> list[str]:
@@ -73,5 +65,21 @@ def test_an_interpreter_without_it_is_told() -> None:
     "option", ["--headless", "--data-parallel-size=2", "--data_parallel_size", "-dp", "--data-parallel-rpc-port"]
 )
 def test_where_engines_dial_is_not_for_options(option: str, interpreter: str) -> None:
-    with pytest.raises(LaunchError, match="is not for whoever starts one engine"):
+    with pytest.raises(
+        LaunchError, match="means nothing here" if option == "--headless" else "is decided here: --dp-size"
+    ):
         launch(option, python=interpreter)
+
+
+def test_a_group_is_one_command(interpreter: str) -> None:
+    command = launch_command("/m", "tcp://127.0.0.1:30500", ["--enforce-eager"], ranks=4, python=interpreter)
+    group = ["--data-parallel-size", "4", "--data-parallel-size-local", "4"]
+    assert command[3:] == [*ENGINE[:3], *group, *ENGINE[3:], "--enforce-eager"]
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [([], 1), (["-tp", "2", "-pp=2"], 4), (["--tensor_parallel_size=8"], 8), (["-tp", "2", "--enforce-eager"], 2)],
+)
+def test_gpus(options: list[str], gpus: int) -> None:
+    assert gpus_per_rank(options) == gpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from smg_fast.gateway.decoding import decode
 from smg_fast.gateway.errors import ApiError
 from smg_fast.gateway.limits import Limits, SamplingDefaults, Terms
 from smg_fast.gateway.requests import ChatCompletionRequest, CompletionRequest
-from smg_fast.gateway.sampling import sampling_params
+from smg_fast.gateway.sampling import for_prompts, sampling_params
 from smg_fast.gateway.validation import AnyRequest, check
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIRECTORY / "tokenizer.json"))
@@ -43,12 +44,19 @@ def completion(**body: Any) -> CompletionRequest:
 
 def sampling(request: AnyRequest, checked_with: Terms | None = None, *, prompt_tokens: int = 10) -> SamplingParams:
     """What the engine is told of a request."""
+    (params,) = sampling_of_prompts(request, [prompt_tokens], checked_with)
+    return params
+
+
+def sampling_of_prompts(
+    request: AnyRequest, prompt_tokens: Sequence[int], checked_with: Terms | None = None
+) -> list[SamplingParams]:
+    """The same for each of several prompts."""
     against = checked_with or terms()
     check(request, against)
     named = constraint_of(request, against.capabilities)
     constraint = None if named is None else named.constraint
-    (params,) = sampling_params(request, [prompt_tokens], against, TOKENIZER, constraint)
-    return params
+    return for_prompts(sampling_params(request, against, TOKENIZER, constraint), request, prompt_tokens, against)
 
 
 def constraint(request: AnyRequest, checked_with: Terms | None = None) -> Constraint | None:

@@ -10,9 +10,19 @@ import pytest
 from smg_fast.engines import SamplingParams
 from smg_fast.gateway.errors import ApiError
 from smg_fast.gateway.limits import MAX_PROMPT_LOGPROBS, MAX_REPEATED_BYTES, Limits, SamplingDefaults
-from smg_fast.gateway.sampling import for_choice, sampling_params
+from smg_fast.gateway.sampling import for_choice
 
-from .requests import TOKENIZER, TOKENSPEED, VOCABULARY, chat, completion, refused, sampling, terms
+from .requests import (
+    TOKENIZER,
+    TOKENSPEED,
+    VOCABULARY,
+    chat,
+    completion,
+    refused,
+    sampling,
+    sampling_of_prompts,
+    terms,
+)
 
 INT64 = 2**63
 DEFAULTS = SamplingDefaults(
@@ -108,7 +118,7 @@ class TestMaxTokens:
 
     def test_is_that_of_each_prompt(self) -> None:
         request = completion(prompt=["a", "b"], ignore_eos=True)
-        told = sampling_params(request, [10, 90], terms(), TOKENIZER)
+        told = sampling_of_prompts(request, [10, 90])
         assert [params.max_tokens for params in told] == [16, 10]
 
 
@@ -212,9 +222,9 @@ class TestRepeatedBytes:
     def test_prompts_of_one_request_count_together(self) -> None:
         tokens = [MAX_REPEATED_BYTES // 16] * 4
         request = completion(max_tokens=1)
-        sampling_params(request, tokens, self.LONG, TOKENIZER)
+        sampling_of_prompts(request, tokens, self.LONG)
         with pytest.raises(ApiError) as caught:
-            sampling_params(request, [*tokens, 1], self.LONG, TOKENIZER)
+            sampling_of_prompts(request, [*tokens, 1], self.LONG)
         assert caught.value.detail.param == "prompt"
 
     def test_bad_words_count_as_what_they_become(self) -> None:
@@ -248,8 +258,8 @@ class TestPromptLogprobs:
     def test_prompts_of_one_request_count_together(self) -> None:
         tokens = [MAX_PROMPT_LOGPROBS // 4 + 1] * 4
         with pytest.raises(ApiError):
-            sampling_params(completion(prompt_logprobs=0, max_tokens=1), tokens, self.LONG, TOKENIZER)
-        sampling_params(completion(max_tokens=1), tokens, self.LONG, TOKENIZER)
+            sampling_of_prompts(completion(prompt_logprobs=0, max_tokens=1), tokens, self.LONG)
+        sampling_of_prompts(completion(max_tokens=1), tokens, self.LONG)
 
     def test_what_is_explicit_goes_before_what_an_echo_brings(self) -> None:
         for stream in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -65,6 +66,14 @@ def encoder(directory: Path, threads: Threads) -> PromptEncoder:
 
 def chat(*contents: str) -> list[Message]:
     return [Message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
+
+
+def text_of_cost(cost: int, encoder: PromptEncoder, line: str = "a word\n") -> str:
+    """No shorter than it must be."""
+    of_one = encoder.tokenizer.encoding_cost(line * 1_000) / 1_000
+    text = line * math.ceil(cost / of_one + 1)
+    assert cost <= encoder.tokenizer.encoding_cost(text) < 1.1 * cost
+    return text
 
 
 @pytest.mark.parametrize("template", MODELS)
@@ -150,17 +159,27 @@ async def test_the_loop_turns_while_a_long_prompt_is_encoded(contents: list[str]
 
 async def test_a_long_prompt_has_the_same_ids_as_a_short_one(threads: Threads) -> None:
     ours = encoder(PACKAGE_MODEL, threads)
-    text = "".join(f"{i}: a bird 🐦 sang\n" for i in range(LONG_TEXT))
+    text = text_of_cost(LONG_TEXT, ours, "a bird 🐦 sang\n")
     ids = await ours.encode_text(text)
     assert threads.submitted == (1, 0)
     assert ids == ours.tokenizer.encode(text, True)
 
 
+async def test_a_long_prompt_that_was_there_before_is_encoded_at_once(threads: Threads) -> None:
+    ours = encoder(PACKAGE_MODEL, threads)
+    text = text_of_cost(2 * LONG_TEXT, ours, "a bird that was here before\n")
+    first = await ours.encode_chat(chat(text, "Indeed.", "Another turn"))
+    assert threads.submitted == (1, 0)
+    second = await ours.encode_chat(chat(text, "Indeed.", "Another turn", "And", "one more"))
+    assert threads.submitted == (1, 0)
+    assert second.tolist()[: len(first)] == first.tolist()
+
+
 async def test_a_long_text_passes_very_long_ones_by(threads: Threads) -> None:
     ours = encoder(PACKAGE_MODEL, threads)
-    very_long = [asyncio.ensure_future(ours.encode_text("word " * VERY_LONG_TEXT)) for _ in range(4)]
+    very_long = [asyncio.ensure_future(ours.encode_text(text_of_cost(VERY_LONG_TEXT, ours))) for _ in range(4)]
     await asyncio.sleep(0)
-    await ours.encode_text("word " * LONG_TEXT)
+    await ours.encode_text(text_of_cost(LONG_TEXT, ours))
     assert not any(text.done() for text in very_long)
     assert (threads.encoding.submitted, threads.encoding_very_long.submitted) == (1, 4)
     for text in very_long:

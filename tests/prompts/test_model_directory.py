@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -236,4 +237,13 @@ def test_a_malformed_file_is_named(tmp_path: Path, name: str, content: str | byt
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ModelDirectoryError, match=f"{name}: .*{complaint}"):
+        ModelDirectory.load(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "most"), [("config.json", 64 << 20), ("chat_template.jinja", 1 << 20)])
+def test_a_file_that_is_absurdly_large_is_not_read(tmp_path: Path, name: str, most: int) -> None:
+    load(tmp_path)
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most + 1)
+    with pytest.raises(ModelDirectoryError, match=rf"{re.escape(name)}: {most + 1} bytes; the limit is {most}"):
         ModelDirectory.load(tmp_path)

@@ -34,7 +34,7 @@ class Response:
             self.data = data
         self.ended.set()
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: EngineError, *, begun: bool) -> None:
         assert not self.ended.is_set()
         self.error = error
         self.ended.set()
@@ -74,7 +74,7 @@ async def ask(
             GenerationRequest(
                 rid=rid,
                 prompt_ids=TokenIds([1, 2, 3]),
-                sampling=SamplingParams(max_tokens=max_tokens),
+                sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
                 data_parallel_rank=rank,
             )
             for rid in rids

@@ -19,7 +19,7 @@ from smg_fast.engines import family
 from smg_fast.transport import EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
 from .engine import ADD, TOKENSPEED, Row, ScriptedEngine, VLLMWire, Wire
-from .response import Response, ask, eventually, fill, ready
+from .response import Response, ask, eventually, fill, nothing_for, ready
 
 Start = Callable[..., Awaitable[EngineClient]]
 
@@ -97,6 +97,28 @@ async def test_a_stop_string_stops_the_engine(
 async def test_a_generation_nobody_knows_is_stopped(client: EngineClient, engine: ScriptedEngine) -> None:
     await engine.send(Row("of an earlier gateway", [1]))
     assert await engine.abort() == ["of an earlier gateway"]
+
+
+async def test_a_generation_nobody_knows_is_stopped_on_an_engine_that_comes_later(
+    start: Start, addresses: WorkerAddresses
+) -> None:
+    """Its output may be there before it can be told anything."""
+    client = await start(engine_count=2)
+    async with (
+        await ScriptedEngine.dial(addresses.handshake, 0) as first,
+        ScriptedEngine(addresses.handshake, 1) as late,
+    ):
+        await ready(client, 1)
+        await late.hello()
+        await late.send(Row("of an earlier gateway", [1]))
+        assert await first.abort() == ["of an earlier gateway"]
+        await late.register()
+        assert await late.abort() == ["of an earlier gateway"]
+        late.close()
+        await ready(client, 1)
+        async with await ScriptedEngine.dial(addresses.handshake, 1) as successor:
+            await ready(client, 2)
+            await nothing_for(client, successor)
 
 
 async def test_generations_go_to_the_engine_with_the_least_to_do(

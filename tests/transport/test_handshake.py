@@ -49,6 +49,18 @@ async def test_an_engine_that_comes_before_the_gateway(start: Start, addresses: 
         await client.wait_ready(5)
 
 
+async def test_an_engine_whose_gateway_went_while_it_loaded_registers_with_the_next_one(
+    start: Start, addresses: WorkerAddresses
+) -> None:
+    first = await start()
+    async with ScriptedEngine(addresses.handshake) as engine:
+        await engine.hello()
+        await first.close()
+        client = await start()
+        await engine.register()
+        await client.wait_ready(5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_engines_of_a_group_in_any_order(start: Start, addresses: WorkerAddresses, seed: int) -> None:
     client = await start(engine_count=4)

@@ -358,11 +358,11 @@ async def test_a_silent_engine_fails_what_it_owes(
 async def test_an_engine_that_speaks_is_not_silent(
     start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
 ) -> None:
-    client = await start(silence_timeout=0.2)
+    client = await start(silence_timeout=0.5)
     async with await ScriptedEngine.dial(addresses.handshake) as engine:
         await client.wait_ready(5)
         response = await ask(client, tokenizer, "a")
-        for _ in range(10):
+        for _ in range(16):
             await asyncio.sleep(0.05)
             await engine.send(Row("a", [1]))
         await engine.send(Row("a", [1], "length"))

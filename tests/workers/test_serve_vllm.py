@@ -97,8 +97,11 @@ async def test_one_command_serves_a_model(directory: Path, environment: dict[str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--", "--headless"], "--headless is not for whoever starts one engine"),
-        (["--data-parallel-size", "2"], "--data-parallel-size is not for whoever starts one engine"),
+        (["--", "--headless"], "--headless means nothing here: engines start without a server"),
+        (
+            ["--data-parallel-size", "2"],
+            "--data-parallel-size is decided here: --dp-size says how many engines there are",
+        ),
         (["--", "--max-logprobs", "5"], "--max-logprobs is for the gateway too: give it before --"),
         (["--", "--served_model_name=x"], "--served-model-name is for the gateway too: give it before --"),
         (["--vllm-python", sys.executable], f"the interpreter {sys.executable} has no vllm"),

@@ -19,7 +19,7 @@ use slab::Slab;
 /// Where a dispatcher puts what its caller has to do. `S` is the caller's handle of a response.
 pub trait Outbox<S> {
     /// Events of a stream, unframed, to be written now; more will follow.
-    fn events(&mut self, sink: &S, events: &[u8]);
+    fn events(&mut self, sink: &mut S, events: &[u8]);
     /// A response ends.
     fn ended(&mut self, sink: S, ending: Ending);
     /// The engine must stop working on a request.
@@ -207,7 +207,7 @@ impl<S> Dispatcher<S> {
         self.tick = tick;
         for key in self.touched.drain(..) {
             if let Some(response) = self.responses.get_mut(slot_of(key)).filter(|response| response.key == key) {
-                out.events(&response.sink, &response.events);
+                out.events(&mut response.sink, &response.events);
                 response.events.clear();
             }
         }
@@ -374,7 +374,7 @@ impl<S> Dispatcher<S> {
             }
         }
         if !response.events.is_empty() {
-            out.events(&response.sink, &response.events);
+            out.events(&mut response.sink, &response.events);
         }
         out.ended(response.sink, Ending::Failed(why.to_owned()));
     }
@@ -401,10 +401,10 @@ impl<S> Dispatcher<S> {
         }
     }
 
-    /// End a pause; the events that gathered in it, at most two or three for each generation.
-    pub fn resume(&mut self, key: u64) -> Vec<u8> {
+    /// End a pause, with the events that gathered in it: at most two or three for each generation.
+    pub fn resume(&mut self, key: u64, out: &mut impl Outbox<S>) {
         let Some(response) = self.responses.get_mut(slot_of(key)).filter(|response| response.key == key) else {
-            return Vec::new();
+            return;
         };
         response.paused = false;
         if let Target::Events(format) = &response.target {
@@ -414,7 +414,15 @@ impl<S> Dispatcher<S> {
                 }
             }
         }
-        std::mem::take(&mut response.events)
+        if !response.events.is_empty() {
+            out.events(&mut response.sink, &response.events);
+            response.events.clear();
+        }
+    }
+
+    /// The caller's handle of a response in flight.
+    pub fn sink_mut(&mut self, key: u64) -> Option<&mut S> {
+        self.response(key).map(|response| &mut response.sink)
     }
 
     fn response(&mut self, key: u64) -> Option<&mut Response<S>> {

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 
 use tokenizers::DecoderWrapper;
 
+use crate::encoding::{Encoder, alphabet};
+
 /// Why a tokenizer could not be loaded or used.
 #[derive(Debug)]
 pub enum Error {
@@ -30,6 +32,8 @@ impl std::error::Error for Error {}
 /// `tokenizer.json`, with tables that make a token's bytes a look-up.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Absent where a text can be encoded only as a whole.
+    encoder: Option<Encoder>,
     kinds: Vec<TokenKind>,
     /// Present when the decoder is ByteLevel and nothing else: decoding is then concatenation.
     bytes: Option<ByteTable>,
@@ -107,7 +111,9 @@ impl Tokenizer {
         };
         let max_token_bytes = vocabulary.keys().map(String::len).max().unwrap_or(0);
         let decoded = if bytes.is_some() { Box::default() } else { (0..size).map(|_| OnceLock::new()).collect() };
-        let mut tokenizer = Self { inner, kinds, bytes, decoded, context: None, byte_fallback, max_token_bytes };
+        let encoder = Encoder::new(&inner, json);
+        let mut tokenizer =
+            Self { inner, encoder, kinds, bytes, decoded, context: None, byte_fallback, max_token_bytes };
         tokenizer.context = tokenizer.find_context();
         Ok(tokenizer)
     }
@@ -141,9 +147,18 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer cannot encode it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
-        let encoding =
-            self.inner.encode_fast(text, add_special_tokens).map_err(|error| Error::Invalid(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        let ids = match &self.encoder {
+            Some(encoder) => encoder.encode(&self.inner, text, add_special_tokens),
+            None => self.inner.encode_fast(text, add_special_tokens).map(|encoding| encoding.get_ids().to_vec()),
+        };
+        ids.map_err(|error| Error::Invalid(error.to_string()))
+    }
+
+    /// What [`Self::encode`] has to do for a text, in bytes that `tokenizers` would encode in the time. Nothing for what it
+    /// remembers.
+    #[must_use]
+    pub fn encoding_cost(&self, text: &str) -> usize {
+        self.encoder.as_ref().map_or(text.len(), |encoder| encoder.cost(text))
     }
 
     /// Text of a whole sequence at once. Ids outside the vocabulary contribute nothing.
@@ -233,7 +248,7 @@ impl Tokenizer {
     #[must_use]
     pub fn stop_token(&self, text: &str) -> Option<u32> {
         let table = self.bytes.as_ref()?;
-        let alphabet = byte_level_alphabet();
+        let alphabet = alphabet();
         let spelled: String = text.bytes().map(|byte| alphabet[usize::from(byte)]).collect();
         // Added tokens are spelled as they are.
         [spelled.as_str(), text]
@@ -301,27 +316,10 @@ fn byte_of(token: &str) -> Option<u8> {
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// ByteLevel's alphabet: every byte has a printable character of its own. Bytes that print stand for themselves, the others
-/// take the characters from U+0100 on, in order.
-fn byte_level_alphabet() -> [char; 256] {
-    let mut alphabet = ['\0'; 256];
-    let mut next = 0x100u32;
-    for (byte, slot) in (0u8..=255).zip(&mut alphabet) {
-        *slot = match byte {
-            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-            _ => {
-                next += 1;
-                char::from_u32(next - 1).unwrap_or_default()
-            }
-        };
-    }
-    alphabet
-}
-
 fn byte_table(tokenizer: &tokenizers::Tokenizer, size: usize) -> Result<ByteTable, Error> {
     // The alphabet lies below U+0144.
     let mut byte_of_char = [None; 0x144];
-    for (byte, c) in (0u8..=255).zip(byte_level_alphabet()) {
+    for (byte, c) in (0u8..=255).zip(alphabet()) {
         if let Some(slot) = byte_of_char.get_mut(c as usize) {
             *slot = Some(byte);
         }

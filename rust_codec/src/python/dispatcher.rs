@@ -6,20 +6,33 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PySequence};
 
+use super::connection::{Connection, HttpStream};
 use super::options::{Prompt, ResponseFormat, TextOptions};
 use super::outcome::{Load, Outcome, Output, Utility, Wave};
 use super::protocol::Protocol;
 use super::text::Tokenizer;
-use crate::dispatcher::{self, Ending, Opening, Outbox};
+use crate::dispatcher::{self, Choice, Ending, Opening, Outbox};
 use crate::protocol;
-use crate::render::{HTTP_CHUNK_TAIL, http_chunk_head};
+
+/// Where a response goes: the caller's sink, and for a stream that it writes to a connection, what is known of that.
+struct Sink {
+    object: Py<PyAny>,
+    stream: Option<HttpStream>,
+}
+
+/// How a response ends for its sink.
+enum Ended {
+    Bytes(Py<PyBytes>),
+    Outputs(Vec<Choice>),
+    Failed { why: String, has_begun: bool },
+}
 
 /// Gathers what a call has to say. While the dispatcher is locked nothing may run Python code: byte strings are made at once,
 /// since they are no business of the garbage collector, and everything that is waits for [`Self::into_outcome`].
 struct Gathered<'py> {
     py: Python<'py>,
-    chunks: Vec<(Py<PyAny>, PyResult<Bound<'py, PyBytes>>)>,
-    ended: Vec<(Py<PyAny>, Ending)>,
+    chunks: Vec<(Py<PyAny>, Py<PyBytes>)>,
+    ended: Vec<(Py<PyAny>, Ended)>,
     aborts: Vec<Box<[u8]>>,
     finished: Vec<Box<[u8]>>,
     loads: Vec<protocol::Load>,
@@ -28,15 +41,34 @@ struct Gathered<'py> {
     refused: Option<String>,
     engine_dead: bool,
     consumed: usize,
+    /// What is sent to one connection at a time.
+    frame: Vec<u8>,
 }
 
-impl Outbox<Py<PyAny>> for Gathered<'_> {
-    fn events(&mut self, sink: &Py<PyAny>, events: &[u8]) {
-        self.chunks.push((sink.clone_ref(self.py), http_chunk(self.py, events)));
+impl Outbox<Sink> for Gathered<'_> {
+    fn events(&mut self, sink: &mut Sink, events: &[u8]) {
+        let left = match &mut sink.stream {
+            Some(stream) => stream.send(&mut self.frame, events, false),
+            None => events,
+        };
+        if !left.is_empty() {
+            self.chunks.push((sink.object.clone_ref(self.py), PyBytes::new(self.py, left).unbind()));
+        }
     }
 
-    fn ended(&mut self, sink: Py<PyAny>, ending: Ending) {
-        self.ended.push((sink, ending));
+    fn ended(&mut self, mut sink: Sink, ending: Ending) {
+        let ended = match ending {
+            Ending::Events(events) => Ended::Bytes(match &mut sink.stream {
+                Some(stream) => PyBytes::new(self.py, stream.send(&mut self.frame, &events, true)).unbind(),
+                None => PyBytes::new(self.py, &events).unbind(),
+            }),
+            Ending::Body(body) => Ended::Bytes(PyBytes::new(self.py, &body).unbind()),
+            Ending::Outputs(choices) => Ended::Outputs(choices),
+            Ending::Failed(why) => {
+                Ended::Failed { why, has_begun: sink.stream.is_some_and(|stream| stream.has_begun()) }
+            }
+        };
+        self.ended.push((sink.object, ended));
     }
 
     fn abort(&mut self, rid: &[u8]) {
@@ -68,18 +100,6 @@ impl Outbox<Py<PyAny>> for Gathered<'_> {
     }
 }
 
-/// Events as one chunk of HTTP/1.1's chunked transfer coding.
-fn http_chunk<'py>(py: Python<'py>, events: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let head = http_chunk_head(events.len());
-    let (body, end) = (head.len(), head.len() + events.len());
-    PyBytes::new_with(py, end + HTTP_CHUNK_TAIL.len(), |chunk| {
-        chunk[..body].copy_from_slice(&head);
-        chunk[body..end].copy_from_slice(events);
-        chunk[end..].copy_from_slice(HTTP_CHUNK_TAIL);
-        Ok(())
-    })
-}
-
 impl<'py> Gathered<'py> {
     fn new(py: Python<'py>) -> Self {
         Self {
@@ -94,29 +114,42 @@ impl<'py> Gathered<'py> {
             refused: None,
             engine_dead: false,
             consumed: 0,
+            frame: Vec::new(),
         }
+    }
+
+    /// Whether there is nothing to do but to go on.
+    fn is_quiet(&self) -> bool {
+        self.chunks.is_empty()
+            && self.ended.is_empty()
+            && self.aborts.is_empty()
+            && self.finished.is_empty()
+            && self.waves.is_empty()
+            && self.utilities.is_empty()
+            && self.refused.is_none()
+            && !self.engine_dead
     }
 
     fn into_outcome(self) -> PyResult<Outcome> {
         let py = self.py;
+        let quiet = self.is_quiet();
         let chunks = PyList::empty(py);
         for (sink, chunk) in self.chunks {
-            chunks.append((sink, chunk?))?;
+            chunks.append((sink, chunk))?;
         }
         let ended = PyList::empty(py);
         for (sink, ending) in self.ended {
             match ending {
-                Ending::Events(bytes) | Ending::Body(bytes) => {
-                    ended.append((sink, PyBytes::new(py, &bytes), py.None()))?;
-                }
-                Ending::Outputs(choices) => {
+                Ended::Bytes(bytes) => ended.append((sink, bytes, py.None()))?,
+                Ended::Outputs(choices) => {
                     let outputs = PyList::empty(py);
                     for (index, choice) in choices.into_iter().enumerate() {
                         outputs.append(Output::new(py, index, choice)?)?;
                     }
                     ended.append((sink, outputs, py.None()))?;
                 }
-                Ending::Failed(why) => ended.append((sink, py.None(), why))?,
+                Ended::Failed { why, has_begun: true } => ended.append((sink, PyBytes::new(py, b""), why))?,
+                Ended::Failed { why, has_begun: false } => ended.append((sink, py.None(), why))?,
             }
         }
         Ok(Outcome {
@@ -129,6 +162,7 @@ impl<'py> Gathered<'py> {
             utilities: PyList::new(py, self.utilities.into_iter().map(Utility::from))?.unbind(),
             refused: self.refused,
             engine_dead: self.engine_dead,
+            quiet,
             consumed: self.consumed,
         })
     }
@@ -141,11 +175,11 @@ fn strings<'py>(py: Python<'py>, rids: &[Box<[u8]>]) -> PyResult<Bound<'py, PyLi
 
 #[pyclass(frozen, module = "smg_fast._codec")]
 pub struct Dispatcher {
-    inner: Mutex<dispatcher::Dispatcher<Py<PyAny>>>,
+    inner: Mutex<dispatcher::Dispatcher<Sink>>,
 }
 
 impl Dispatcher {
-    fn lock(&self) -> MutexGuard<'_, dispatcher::Dispatcher<Py<PyAny>>> {
+    fn lock(&self) -> MutexGuard<'_, dispatcher::Dispatcher<Sink>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -161,6 +195,8 @@ impl Dispatcher {
         self.lock().len()
     }
 
+    #[pyo3(signature = (sink, format, tokenizer, options, rids, prompts, connection = None))]
+    #[allow(clippy::too_many_arguments, reason = "it is Python's, and they have names there")]
     fn open(
         &self,
         sink: Py<PyAny>,
@@ -169,9 +205,10 @@ impl Dispatcher {
         options: &TextOptions,
         rids: Vec<String>,
         prompts: Vec<Bound<'_, Prompt>>,
+        connection: Option<&Connection>,
     ) -> PyResult<u64> {
         let opening = Opening {
-            sink,
+            sink: Sink { object: sink, stream: connection.map(HttpStream::new).transpose()? },
             target: format.target(),
             tokenizer: tokenizer.inner.clone(),
             options: options.inner.clone(),
@@ -209,8 +246,15 @@ impl Dispatcher {
         self.lock().pause(key);
     }
 
-    fn resume<'py>(&self, py: Python<'py>, key: u64) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let events = self.lock().resume(key);
-        if events.is_empty() { Ok(None) } else { http_chunk(py, &events).map(Some) }
+    fn resume(&self, py: Python<'_>, key: u64) -> Option<Py<PyBytes>> {
+        let mut gathered = Gathered::new(py);
+        let mut inner = self.lock();
+        if let Some(stream) = inner.sink_mut(key).and_then(|sink| sink.stream.as_mut()) {
+            stream.unblock();
+        }
+        inner.resume(key, &mut gathered);
+        // Its sinks are dropped after the lock is: dropping them may run Python code.
+        drop(inner);
+        gathered.chunks.pop().map(|(_, chunk)| chunk)
     }
 }

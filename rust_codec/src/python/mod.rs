@@ -1,6 +1,7 @@
 //! The Python surface: conversions, errors, and nothing else. `smg_fast/_codec.pyi` documents it.
 
 mod columns;
+mod connection;
 mod dispatcher;
 mod options;
 mod outcome;
@@ -26,6 +27,8 @@ mod codec {
     use super::CodecError;
     #[pymodule_export]
     use super::columns::{Logprobs, TokenIds};
+    #[pymodule_export]
+    use super::connection::Connection;
     #[pymodule_export]
     use super::dispatcher::Dispatcher;
     #[pymodule_export]

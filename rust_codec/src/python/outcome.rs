@@ -129,5 +129,6 @@ pub struct Outcome {
     pub utilities: Py<PyList>,
     pub refused: Option<String>,
     pub engine_dead: bool,
+    pub quiet: bool,
     pub consumed: usize,
 }

@@ -18,6 +18,9 @@ impl From<TokenizerError> for PyErr {
     }
 }
 
+/// Bytes of a text from which on it is encoded without the GIL.
+const GIL_FREE: usize = 4096;
+
 #[pyclass(frozen, module = "smg_fast._codec")]
 pub struct Tokenizer {
     pub inner: Arc<generation::Tokenizer>,
@@ -33,8 +36,14 @@ impl Tokenizer {
 
     #[pyo3(signature = (text, add_special_tokens = false))]
     fn encode(&self, py: Python<'_>, text: &str, add_special_tokens: bool) -> PyResult<TokenIds> {
-        let ids = py.detach(|| self.inner.encode(text, add_special_tokens))?;
+        // Whoever gets the GIL in the meantime may keep it for long.
+        let encode = || self.inner.encode(text, add_special_tokens);
+        let ids = if text.len() < GIL_FREE { encode() } else { py.detach(encode) }?;
         Ok(TokenIds { ids })
+    }
+
+    fn encoding_cost(&self, text: &str) -> usize {
+        self.inner.encoding_cost(text)
     }
 
     #[pyo3(signature = (ids, skip_special_tokens = true))]

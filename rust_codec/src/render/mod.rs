@@ -253,6 +253,9 @@ pub fn finish_reason(finish: Finish) -> &'static str {
 /// What follows the data of an HTTP/1.1 chunk.
 pub const HTTP_CHUNK_TAIL: &[u8] = b"\r\n";
 
+/// What ends a body in HTTP/1.1's chunked transfer coding.
+pub const HTTP_LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
 /// The size line of an HTTP/1.1 chunk. Leading zeros are legal (RFC 9112, 7.1), and make it of one length for every chunk.
 #[must_use]
 pub fn http_chunk_head(len: usize) -> [u8; 18] {

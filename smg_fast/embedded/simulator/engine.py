@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from smg_fast.embedded.simulator.options import SimulatorOptions
-    from smg_fast.embedded.wire import Event
+    from smg_fast.embedded.wire import Event, TickRow
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class _Engine:
         elif isinstance(event, Abort):
             self._scheduler.abort(event.rids)
         elif isinstance(event, Utility):
-            self._notify(_answer(event))
+            self._notify(_answer(event), event.client)
         elif isinstance(event, StartWave):
             self._start_wave(event)
         elif isinstance(event, Malformed):
@@ -176,17 +176,20 @@ class _Engine:
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == "dead-frame":
-            self._server.send([ENGINE_DEAD])
+            self._server.send_to_all([ENGINE_DEAD])
             self.dead = True
         elif fault == "silent":
             self._silent = True
         else:
-            frames = self._server.encode(*self._scheduler.tick())
-            if fault == "malformed":
-                frames = malformed(frames)
-            elif fault == "ragged":
-                frames = ragged(frames)
-            self._server.send(frames)
+            rows, load = self._scheduler.tick()
+            for place, (client, own) in enumerate(_by_client(rows).items()):
+                # The load is told to one client, as by vLLM.
+                frames = self._server.encode(own, None if place else load)
+                if fault == "malformed":
+                    frames = malformed(frames)
+                elif fault == "ragged":
+                    frames = ragged(frames)
+                self._server.send(frames, client)
             if not self._scheduler.busy:
                 self._end_wave()
 
@@ -211,9 +214,17 @@ class _Engine:
             self._wave += 1
             self.counters.waves += 1
 
-    def _notify(self, notice: UtilityAnswer | Wave) -> None:
+    def _notify(self, notice: UtilityAnswer | Wave, client: int = 0) -> None:
         if not self._silent:
-            self._server.send_notice(notice)
+            self._server.send_notice(notice, client)
+
+
+def _by_client(rows: list[TickRow]) -> Mapping[int, list[TickRow]]:
+    """A tick without rows is the first client's."""
+    shares: dict[int, list[TickRow]] = {}
+    for row in rows:
+        shares.setdefault(row.client, []).append(row)
+    return shares or {0: rows}
 
 
 def _answer(call: Utility) -> UtilityAnswer:

@@ -43,6 +43,8 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 64
     cached_tokens: int = 0
     abort_rows: bool = False
+    rules: bool = True
+    """Refuse requests that a gateway must not send. Other gateways than this one send some that engines take."""
     data_parallel_size: int = 1
     """Engines of the group. Those of more than one step together, and tell of their waves (vLLM)."""
     token_ids: tuple[int, ...] = ()
@@ -180,6 +182,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     life = add_life_arguments(parser)
     life.add_argument("--abort-rows", action="store_true", help="answer an abort with a last row in the next tick")
+    life.add_argument(
+        "--no-rules", dest="rules", action="store_false", help="take requests that a gateway must not send, too"
+    )
 
     faults = parser.add_argument_group("faults", "each after N good ticks")
     faults.add_argument("--die-after", type=integer(0), metavar="N", help="kill itself without a word")

@@ -71,6 +71,7 @@ class _Generation(msgspec.Struct):
     extra: _Extra | None
     fails: bool
     """The finish comes after the last token and not with it."""
+    client: int
     said: int = 0
 
 
@@ -124,6 +125,7 @@ class Scheduler:
             self._stale = True
             if self._options.abort_rows:
                 row = TickRow(rid, [], "abort", generation.prompt_tokens, generation.said, generation.cached_tokens)
+                row.client = generation.client
                 self._notices.append(row)
         self._count_live()
 
@@ -163,6 +165,7 @@ class Scheduler:
                 end,
                 generation.cached_tokens,
                 generation.logprobs(said, start) if generation.logprobs else (),
+                client=generation.client,
             )
             rows.append(row)
             extra = generation.extra
@@ -192,11 +195,13 @@ class Scheduler:
     def _broken_rule(self, request: EngineRequest) -> str | None:
         if request.rid in self._running or request.rid in self._waiting:
             return "the request id is in use"
-        return broken_rule(request, self._options.runtime, self._limits)
+        return broken_rule(request, self._options.runtime, self._limits) if self._options.rules else None
 
     def _refuse(self, request: EngineRequest, finish: FinishReason, why: str = "") -> None:
         self.counters.refused += 1
-        self._notices.append(TickRow(request.rid, [], finish, len(request.prompt_ids), 0, error=why))
+        self._notices.append(
+            TickRow(request.rid, [], finish, len(request.prompt_ids), 0, error=why, client=request.client)
+        )
 
     def _generation(self, request: EngineRequest) -> _Generation:
         options = self._options
@@ -231,6 +236,7 @@ class Scheduler:
             _plain_logprobs(replay) if request.logprobs and options.runtime == "tokenspeed" else None,
             self._extra(request, replay, stop_reason) if options.runtime == "vllm" else None,
             fails or (replay is not None and replay.short),
+            request.client,
         )
 
     def _script(self, request: EngineRequest, eos: Sequence[int], room: int) -> tuple[list[int], FinishReason]:

@@ -78,6 +78,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The engine that the request is for. None: any."""
     wave: int = 0
     """The wave that the gateway believes the engines are in (vLLM's data-parallel groups)."""
+    client: int = 0
+    """Who has sent it, and wants its rows (vLLM)."""
 
 
 class Add(msgspec.Struct, frozen=True):
@@ -97,6 +99,7 @@ class Utility(msgspec.Struct, frozen=True):
 
     call_id: int
     method: str
+    client: int = 0
 
 
 class StartWave(msgspec.Struct, frozen=True):
@@ -158,6 +161,8 @@ class TickRow(msgspec.Struct, gc=False):
     """The logprobs on wires that have alternatives, in the place of ``logprobs``."""
     prompt_logprobs: LogprobRows | None = None
     """A row for each token of the prompt but the first."""
+    client: int = 0
+    """Who has asked for it."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -204,6 +209,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Protocol(typing.Protocol):
     """One engine family's layout. A stateless translator; the sockets belong to ``EngineServer``."""
 
+    @property
+    def several_clients(self) -> bool:
+        """Whether an engine serves all clients that INIT lists, and not the first one alone."""
+
     def encode_status(self, status: str, *, local: bool) -> bytes:
         """HELLO or READY."""
 
@@ -213,8 +222,8 @@ class Protocol(typing.Protocol):
     def encode_registration(self, info: EngineInfo, engine_index: int) -> bytes:
         """The first message on the input socket."""
 
-    def encode_tick(self, rows: Sequence[TickRow], load: Load, engine_index: int) -> list[bytes]:
-        """The frames of one output message."""
+    def encode_tick(self, rows: Sequence[TickRow], load: Load | None, engine_index: int) -> list[bytes]:
+        """The frames of one output message. The load is there unless another client is told it."""
 
     def encode_notice(self, notice: UtilityAnswer | Wave, engine_index: int) -> list[bytes]:
         """An output message without rows.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import msgpack
 import msgspec
@@ -101,6 +101,8 @@ class TokenSpeed(msgspec.Struct, frozen=True):
 
     revision: Revision = "tagged14"
 
+    several_clients: ClassVar[bool] = False
+
     def encode_status(self, status: str, *, local: bool) -> bytes:
         """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
         return _pack({"status": status, "local": local, "headless": True, "parallel_config_hash": None})
@@ -146,7 +148,7 @@ class TokenSpeed(msgspec.Struct, frozen=True):
             }
         )
 
-    def encode_tick(self, rows: Sequence[TickRow], load: Load, engine_index: int) -> list[bytes]:
+    def encode_tick(self, rows: Sequence[TickRow], load: Load | None, engine_index: int) -> list[bytes]:
         """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
         columns: list[object] = [
             [row.rid for row in rows],
@@ -160,6 +162,7 @@ class TokenSpeed(msgspec.Struct, frozen=True):
         ]
         if self.revision == "untagged8":
             return [_pack(columns)]
+        assert load is not None  # there is no other client to be told it
         trailer = [engine_index, load.running, load.waiting, load.kv_active_pages, load.kv_total_pages, _FUTURE]
         return [_pack([OUTPUT_TAG, *columns, *trailer][: _ELEMENTS[self.revision]])]
 

@@ -26,6 +26,8 @@ class TokenSpeed(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "tokenspeed"
     one_process: ClassVar[bool] = False
+    #: INIT has room for them, but what an engine does with more than one is not known.
+    several_clients: ClassVar[bool] = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -44,7 +46,9 @@ class TokenSpeed(msgspec.Struct, frozen=True):
     def start_wave(self, ready: ReadyResponse) -> None:
         """See ``EngineFamily``; its engines wake each other."""
 
-    def encode_request(self, request: GenerationRequest, protocol: Protocol, *, wave: int = 0) -> list[bytes]:
+    def encode_request(
+        self, request: GenerationRequest, protocol: Protocol, *, wave: int = 0, client: int = 0
+    ) -> list[bytes]:
         """See ``EngineFamily``."""
         return encode_request(request, self.form)
 

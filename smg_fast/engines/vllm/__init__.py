@@ -42,6 +42,7 @@ class VLLM(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "vllm"
     #: Seen with 0.32: the process of the EngineCore holds both connections.
     one_process: ClassVar[bool] = True
+    several_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.version is not None:
@@ -81,9 +82,12 @@ class VLLM(msgspec.Struct, frozen=True):
         """
         return None if ready.data_parallel_size == 1 else encode_start_wave
 
-    def encode_request(self, request: GenerationRequest, protocol: Protocol, *, wave: int = 0) -> list[bytes]:
+    def encode_request(
+        self, request: GenerationRequest, protocol: Protocol, *, wave: int = 0, client: int = 0
+    ) -> list[bytes]:
         """See ``EngineFamily``."""
-        return encode_request(request, protocol, self.constraint_backend, arrival_time=time.time(), wave=wave)
+        now = time.time()
+        return encode_request(request, protocol, self.constraint_backend, arrival_time=now, wave=wave, client=client)
 
     def encode_abort(self, rids: Sequence[str]) -> list[bytes]:
         """See ``EngineFamily``."""

@@ -1,39 +1,47 @@
-"""How a vLLM engine is started so that it dials a gateway.
+"""How vLLM engines are started so that they dial a gateway.
 
-``vllm serve --headless`` starts engines without a server. They say hello at the data-parallel address, which is there
-for servers on another host, and does as well for a gateway on this one. Seen with vLLM 0.32.
+``vllm serve --headless`` starts engines without a server: all ranks of a group, which it ends together. They say hello
+at the data-parallel address, which is there for servers on another host, and does as well for a gateway on this one.
+Seen with vLLM 0.32.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
+
+from ..launch import LaunchError, Program, refuse_options, size
+
+__all__ = ["PYTHON_VARIABLE", "LaunchError", "gpus_per_rank", "launch_command"]
 
 #: Names an interpreter that has vLLM.
 PYTHON_VARIABLE = "SMG_FAST_VLLM_PYTHON"
 
-_PROGRAM = ("-m", "vllm.entrypoints.cli.main")
-_HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+_PROGRAM = Program("vllm", "vllm.entrypoints.cli.main", PYTHON_VARIABLE, "--vllm-python")
+_GROUP = "is decided here: --dp-size says how many engines there are, and the gateway where they dial"
+_SERVER = "means nothing here: engines start without a server"
+_REFUSED = {
+    "--headless": _SERVER,
+    "--api-server-count": _SERVER,
+    "-asc": _SERVER,
+    "--data-parallel*": _GROUP,
+    "-dp*": _GROUP,
+}
 
 
-class LaunchError(ValueError):
-    """An engine that cannot be started as asked. The text tells the operator why."""
-
-
-def launch_command(model: str, handshake: str, options: Sequence[str], *, python: str | None = None) -> list[str]:
-    """The command line of an engine for a model's directory.
+def launch_command(
+    model: str, handshake: str, options: Sequence[str], *, ranks: int = 1, python: str | None = None
+) -> list[str]:
+    """The command line of the engines for a model's directory.
 
     Parameters
     ----------
     handshake
-        ``tcp://HOST:PORT`` that the engine shall dial.
+        ``tcp://HOST:PORT`` that the engines shall dial.
     options
         Of ``vllm serve``.
+    ranks
+        Data-parallel ranks, all in this one process and its children.
     python
         Interpreter that has vLLM, unless ``SMG_FAST_VLLM_PYTHON`` names it, ``vllm`` is on the ``PATH``, or this
         interpreter has it.
@@ -41,35 +49,23 @@ def launch_command(model: str, handshake: str, options: Sequence[str], *, python
     Raises
     ------
     LaunchError
-        There is no vLLM, or the options have one that decides where engines dial.
+        There is no vLLM, or the options have one that decides how engines are grouped or where they dial.
     """
-    for option in options:
-        name = option.partition("=")[0].replace("_", "-")
-        if name in ("--headless", "-dp") or name.startswith(("--data-parallel", "-dp")):
-            raise LaunchError(f"{name} is not for whoever starts one engine: see smg-fast launch for more than one")
+    refuse_options(options, _REFUSED)
     address = urlsplit(handshake)
+    group = ["--data-parallel-size", str(ranks), "--data-parallel-size-local", str(ranks)] if ranks > 1 else []
     return [
-        *_vllm(python or os.environ.get(PYTHON_VARIABLE)),
-        *("serve", model, "--headless"),
+        *_PROGRAM.command(python),
+        *("serve", model, "--headless", *group),
         *("--data-parallel-address", str(address.hostname), "--data-parallel-rpc-port", str(address.port)),
         *options,
     ]
 
 
-def _vllm(python: str | None) -> list[str]:
-    if python is not None:
-        try:
-            has_vllm = subprocess.run([python, "-c", _HAS_VLLM], stdin=subprocess.DEVNULL, check=False).returncode == 0
-        except OSError as error:
-            raise LaunchError(f"cannot run the interpreter {python}: {error.strerror}") from None
-        if not has_vllm:
-            raise LaunchError(f"the interpreter {python} has no vllm")
-        return [python, *_PROGRAM]
-    if (program := shutil.which("vllm")) is not None:
-        return [program]
-    if importlib.util.find_spec("vllm") is not None:
-        return [sys.executable, *_PROGRAM]
-    raise LaunchError(
-        f"there is no vllm on the PATH, nor has this interpreter one: name one that has, with --vllm-python or "
-        f"{PYTHON_VARIABLE}"
+def gpus_per_rank(options: Sequence[str]) -> int:
+    """GPUs that one rank takes with these options. Raises ``LaunchError`` for a size that is none."""
+    return (
+        size(options, "--tensor-parallel-size", "-tp")
+        * size(options, "--pipeline-parallel-size", "-pp")
+        * size(options, "--prefill-context-parallel-size", "-pcp")
     )

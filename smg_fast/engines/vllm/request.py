@@ -21,7 +21,13 @@ _KEYS: dict[ConstraintKind, str] = {"json_schema": "json"}
 
 
 def encode_request(
-    request: GenerationRequest, protocol: Protocol, backend: ConstraintBackend, *, arrival_time: float, wave: int
+    request: GenerationRequest,
+    protocol: Protocol,
+    backend: ConstraintBackend,
+    *,
+    arrival_time: float,
+    wave: int,
+    client: int,
 ) -> list[bytes]:
     """Frames of an ADD message: ``[type byte, payload]``.
 
@@ -51,6 +57,7 @@ def encode_request(
         arrival_time=arrival_time,
         cache_salt=request.cache_salt,
         data_parallel_rank=request.data_parallel_rank,
+        client_index=client,
         current_wave=wave,
         priority=request.priority,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgpack
 
@@ -29,6 +29,8 @@ class VLLM:
     ValueError
         For what is no version, and one before all that are known.
     """
+
+    several_clients: ClassVar[bool] = True
 
     def __init__(self, version: str = DEFAULT_VERSION) -> None:
         self._version = version
@@ -69,7 +71,7 @@ class VLLM:
         }
         return _pack({name: values.get(name) for name in self._layout.registration})
 
-    def encode_tick(self, rows: Sequence[TickRow], load: Load, engine_index: int) -> list[bytes]:
+    def encode_tick(self, rows: Sequence[TickRow], load: Load | None, engine_index: int) -> list[bytes]:
         """See :class:`~smg_fast.embedded.wire.messages.Protocol`."""
         return encode_tick(rows, load, engine_index, self._layout)
 

@@ -29,6 +29,33 @@ _OUTPUT_DEFAULTS: Mapping[str, object] = {
     "num_nans_in_logits": 0,
 }
 _MESSAGE_DEFAULTS: Mapping[str, object] = {"outputs": (), "weight_version": "default"}
+# A frontend may be strict about these: what an engine of 0.32 sends when there is nothing to tell.
+_STATS_DEFAULTS: Mapping[str, object] = {
+    "num_skipped_waiting_reqs": 0,
+    "num_kv_fetch_reqs_by_stage": {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0},
+    "step_counter": 0,
+    "current_wave": 0,
+    "iteration_details": None,
+    "prefix_cache_stats": {
+        "reset": False,
+        "requests": 0,
+        "queries": 0,
+        "hits": 0,
+        "preempted_requests": 0,
+        "preempted_queries": 0,
+        "preempted_hits": 0,
+        "hits_by_source": {},
+    },
+    "connector_prefix_cache_stats": None,
+    "kv_cache_eviction_events": (),
+    "spec_decoding_stats": None,
+    "kv_connector_stats": None,
+    "ec_connector_stats": None,
+    "waiting_lora_adapters": {},
+    "running_lora_adapters": {},
+    "cudagraph_stats": None,
+    "perf_stats": None,
+}
 
 
 class _Dtype(NamedTuple):
@@ -51,13 +78,13 @@ _LISTS = _Arrays(_Dtype("<i4", "i"), _Dtype("<f4", "f"), _Dtype("<i8", "q"), 1)
 _TENSORS = _Arrays(_Dtype("int32", "i"), _Dtype("float32", "f"), _Dtype("int32", "i"), 2)
 
 
-def encode_tick(rows: Sequence[TickRow], load: Load, engine_index: int, layout: Layout) -> list[bytes]:
+def encode_tick(rows: Sequence[TickRow], load: Load | None, engine_index: int, layout: Layout) -> list[bytes]:
     """The frames of a scheduler's step: its rows, the ids that ended, and the load."""
     aux: list[bytes] = []
     finished = [row.rid for row in rows if row.finish]
     fields = {
         "outputs": [_row(row, layout, aux) for row in rows],
-        "scheduler_stats": _stats(load),
+        "scheduler_stats": None if load is None else _stats(load),
         "finished_requests": finished or None,
     }
     return [_message(fields, engine_index, layout), *aux]
@@ -108,13 +135,10 @@ def _prefill(row: TickRow) -> dict[str, int]:
 
 def _stats(load: Load) -> dict[str, object]:
     return {
+        **_STATS_DEFAULTS,
         "num_running_reqs": load.running,
         "num_waiting_reqs": load.waiting,
-        "step_counter": 0,
-        "current_wave": 0,
         "kv_cache_usage": load.kv_active_pages / load.kv_total_pages if load.kv_total_pages else 0.0,
-        "prefix_cache_stats": None,
-        "spec_decoding_stats": None,
     }
 
 

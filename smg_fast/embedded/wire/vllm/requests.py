@@ -77,6 +77,8 @@ class _Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] | None = msgspec.field(default=None, name="_bad_words_token_ids")
     skip_reading_prefix_cache: bool | None = None
+    routed_experts_prompt_start: int = 0
+    watermarking: bool = False
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -122,8 +124,8 @@ def decode_request(frames: Sequence[bytes], layout: Layout) -> Request:
         if kind == START_DP_WAVE:
             return StartWave(*msgspec.convert(message, tuple[int, int | None]))
         if kind == UTILITY:
-            _, call_id, method, _ = msgspec.convert(message, tuple[int, int, str, Any])
-            return Utility(call_id, method)
+            client, call_id, method, _ = msgspec.convert(message, tuple[int, int, str, Any])
+            return Utility(call_id, method, client)
     except (ValueError, msgspec.ValidationError) as error:
         return Malformed(f"message of type {kind.hex()}: {error!r}")
     return Malformed(f"unknown message type {kind.hex()}")
@@ -172,6 +174,7 @@ def _engine_request(message: Any, layout: Layout) -> EngineRequest:
         priority=request.priority,
         data_parallel_rank=request.data_parallel_rank,
         wave=request.current_wave,
+        client=request.client_index,
     )
 
 

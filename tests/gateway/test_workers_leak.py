@@ -1,0 +1,111 @@
+"""What is left of workers that have come and gone: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from smg_fast.embedded import MODEL_DIRECTORY
+from smg_fast.gateway.server import GatewayServer
+from smg_fast.settings import GatewaySettings
+from tests.transport.engine import ScriptedEngine
+
+from .support import PATIENCE, free_port
+
+#: Registrations and removals after which nothing more may grow, and all of them.
+WARM, ALL = 100, 1000
+#: Of these, one in so many has an engine, is called off at once, or is the only one of its model, which is loaded then.
+ONE_IN = 10
+#: Bytes that allocators keep as they like: a model is some 4 MB, and each thread that has loaded one may hold as much.
+NOISE = 32 << 20
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the process has."""
+
+    tasks: int
+    descriptors: int
+    threads: int
+    objects: int
+    memory: int
+
+    @classmethod
+    def now(cls) -> Held:
+        gc.collect()
+        return cls(
+            tasks=len(asyncio.all_tasks()),
+            descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            threads=sum(1 for _ in Path("/proc/self/task").iterdir()),
+            objects=len(gc.get_objects()),
+            memory=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+
+async def test_a_thousand_registrations_and_removals_leave_nothing() -> None:
+    server = GatewayServer(GatewaySettings(port=0), [])
+    await server.start()
+    registry = server.gateway.registry
+    with tempfile.TemporaryDirectory(prefix="smg-") as directory:
+        async with aiohttp.ClientSession() as session:
+
+            async def add(name: str) -> str:
+                body = {
+                    "url": f"ipc://{directory}/{name}",
+                    "runtime_type": "tokenspeed",
+                    "model": str(MODEL_DIRECTORY),
+                    "served_model_name": f"model-{name}",
+                    "zmq_handshake_address": f"tcp://127.0.0.1:{free_port()}",
+                    "labels": {"number": name},
+                }
+                async with session.post(f"{server.url}/workers", json=body) as response:
+                    assert response.status == 202, await response.text()
+                    id: str = (await response.json())["id"]
+                    return id
+
+            async def reach(id: str, state: str) -> None:
+                await asyncio.wait_for(registry.get(id).wait_for(lambda now: now == state), PATIENCE)
+
+            async def remove(id: str) -> None:
+                worker = registry.get(id)
+                async with session.delete(f"{server.url}/workers/{id}") as response:
+                    assert response.status == 202
+                await asyncio.wait_for(worker.wait_for(lambda state: state == "removed"), PATIENCE)
+
+            async def come_and_go(number: int) -> None:
+                id = await add(str(number))
+                if number % ONE_IN == 1:
+                    await remove(id)
+                    return
+                await reach(id, "connecting")
+                if number % ONE_IN == 2:
+                    async with await ScriptedEngine.dial(registry.get(id).client.addresses.handshake):
+                        await reach(id, "ready")
+                        await remove(id)
+                    return
+                await remove(id)
+
+            holder: str | None = None
+            for number in range(ALL):
+                if number == WARM:
+                    warm = Held.now()
+                if number % ONE_IN == 3 and holder is not None:
+                    await remove(holder)
+                    holder = None
+                await come_and_go(number)
+                if holder is None:
+                    holder = await add("holder")
+                    await reach(holder, "connecting")
+            held = Held.now()
+            assert len(registry.workers) == 1
+    assert (held.tasks, held.descriptors, held.threads) == (warm.tasks, warm.descriptors, warm.threads)
+    # Less than one object for every registration.
+    assert held.objects - warm.objects < ALL - WARM
+    assert held.memory - warm.memory < NOISE
+    await server.stop()
+    assert len(registry.workers) == 0
