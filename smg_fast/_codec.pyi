@@ -346,8 +346,8 @@ class Connection:
         head
             What goes before the first bytes: the status line and the headers.
         fd
-            The socket, which has to be non-blocking; it is written to without a call of the sink. ``None``: the sink
-            writes everything.
+            The socket, which has to be non-blocking; it is written to without a call of the sink. ``None``, or one that
+            cannot be duplicated: the sink writes everything.
         chunked
             Whether events are framed in HTTP/1.1's chunked transfer coding.
 
@@ -378,8 +378,7 @@ class Dispatcher:
 
         Each prompt has as many choices as the others: the first ids are those of the first prompt. The events of a
         stream go to ``connection``; without one they come as they are. Raises ``ValueError`` for an id in flight
-        already, no id, and ids that do not divide by the prompts; ``OSError`` if there is no such descriptor, or none
-        left to duplicate it.
+        already, no id, and ids that do not divide by the prompts.
         """
     def feed(self, protocol: Protocol, messages: Sequence[Sequence[bytes]]) -> Outcome:
         """Apply messages (each a sequence of frames) in order.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,7 +19,10 @@ from .validation import AnyRequest, check, shows_prompt_only, stop_strings
 _KEPT = 256
 _MAX_SIZE = 4 << 10
 
-_encode = msgspec.msgpack.Encoder().encode
+#: What nothing depends on.
+_LABELS = dict.fromkeys(("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key"))
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -36,15 +39,24 @@ class Plans:
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._kept = functools.lru_cache(maxsize=_KEPT)(self._make)
+        #: By what was asked, with what it was held to; the latest last.
+        self._kept: dict[bytes, tuple[Terms, Plan]] = {}
 
     def plan(self, request: AnyRequest, terms: Terms) -> Plan:
         """Raises ``ApiError``, 400, as ``check``, ``constraint_of`` and ``sampling_params`` do."""
-        asked = _Asked(_without_prompt(request), terms)
-        return self._kept(asked) if len(asked.encoded) <= _MAX_SIZE else self._make(asked)
+        asked = _asked(request)
+        key = _key(asked)
+        if key is None:
+            return self._make(asked, terms)
+        kept = self._kept.pop(key, None)
+        if kept is None or not (kept[0] is terms or kept[0] == terms):
+            kept = terms, self._make(asked, terms)
+        self._kept[key] = kept
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
 
-    def _make(self, asked: _Asked) -> Plan:
-        request, terms = asked.request, asked.terms
+    def _make(self, request: AnyRequest, terms: Terms) -> Plan:
         check(request, terms)
         named = constraint_of(request, terms.capabilities)
         constraint = None if named is None else named.constraint
@@ -66,29 +78,16 @@ class Plans:
         )
 
 
-class _Asked:
-    """A request without its prompt; equal to those that were written alike, and are held to the same."""
-
-    __slots__ = ("encoded", "request", "terms")
-
-    def __init__(self, request: AnyRequest, terms: Terms) -> None:
-        self.encoded = _encode(request)
-        self.request = request
-        self.terms = terms
-
-    def __hash__(self) -> int:
-        return hash(self.encoded)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Asked)
-            and self.encoded == other.encoded
-            and type(self.request) is type(other.request)
-            and (self.terms is other.terms or self.terms == other.terms)
-        )
+def _asked(request: AnyRequest) -> AnyRequest:
+    """A request without its prompt, and without what is a client's own affair."""
+    given: dict[str, Any] = {"messages": []} if isinstance(request, ChatCompletionRequest) else {"prompt": ""}
+    return msgspec.structs.replace(request, **given, **_LABELS)
 
 
-def _without_prompt(request: AnyRequest) -> AnyRequest:
-    if isinstance(request, ChatCompletionRequest):
-        return msgspec.structs.replace(request, messages=[])
-    return msgspec.structs.replace(request, prompt="")
+def _key(asked: AnyRequest) -> bytes | None:
+    """The same for all that were written alike; ``None`` for what is too long to keep, or too deep to encode."""
+    try:
+        encoded = _encode(asked)
+    except RecursionError:
+        return None
+    return encoded if len(encoded) <= _MAX_SIZE else None

@@ -74,7 +74,7 @@ class EventStream:
             fd=self._transport.get_extra_info("socket").fileno() if native else None,
             chunked=self._chunked,
         )
-        self._key = 0
+        self._key: int | None = None
         self._news = asyncio.Event()
         self._slow = False
         self._native = native
@@ -93,7 +93,8 @@ class EventStream:
         self._transport.write(chunk)
         if not self._slow and (self._native or self._request.protocol.writing_paused):
             self._slow = True
-            self._client.pause(self._key)
+            if self._key is not None:
+                self._client.pause(self._key)
             self._news.set()
 
     def end(self, data: bytes | list[Output]) -> None:

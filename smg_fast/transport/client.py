@@ -291,6 +291,8 @@ class EngineClient:
         messages = [(request.rid, encode(request, protocol, wave=wave, client=client)) for request in requests]
         rids = [request.rid for request in requests]
         key = self._dispatcher.open(sink, format, tokenizer, options, rids, prompts, connection)
+        if len(rids) > 1:  # until all are sent it may come to nothing, and then not a byte may have gone out
+            self.pause(key)
         for request in requests:
             self._reserve(request)
         sent = 0
@@ -310,6 +312,10 @@ class EngineClient:
                 self.cancel(key)
             if lost is not None:
                 self._on_unreachable(lost)
+        if len(rids) > 1:
+            gathered = self.resume(key)
+            if gathered is not None:
+                sink.write(gathered)
         return key
 
     def cancel(self, key: int) -> None:
@@ -417,6 +423,8 @@ class EngineClient:
 
     def _legible(self, messages: list[Message]) -> list[Message]:
         """Without those of whoever cannot be serving, or is refused: they may be of another wire."""
+        if len(self._group.engines) == 1:  # whose they are is no question then
+            return messages if self._group.engines[0].protocol is self._protocol else []
         return [frames for frames in messages if self._senders([frames])]
 
     def _senders(self, messages: Sequence[Message]) -> list[Engine]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -198,21 +202,26 @@ def test_a_body_does_not_go_to_the_connection(stream: Stream, ends: tuple[socket
     assert stream.body["choices"][0]["message"]["content"] == "one"
 
 
-def test_descriptors_that_are_none_are_refused(stream: Stream) -> None:
+def test_a_negative_descriptor_is_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         Connection(HEAD, fd=-1, chunked=True)
-    ours, theirs = socket.socketpair()
-    number = ours.fileno()
-    ours.close()
-    theirs.close()
-    with pytest.raises(OSError, match="file descriptor"):
-        stream.dispatcher.open(
-            stream,
-            CHAT,
-            stream.tokenizer,
-            TextOptions(),
-            ["r"],
-            [Prompt(TokenIds([1]))],
-            Connection(HEAD, fd=number, chunked=True),
-        )
-    assert len(stream.dispatcher) == 0
+
+
+def test_a_descriptor_that_cannot_be_duplicated_leaves_everything_to_the_sink(
+    stream: Stream, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spent: list[int] = []
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, most[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                spent.append(os.dup(0))
+        stream.begin(ends[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for descriptor in spent:
+            os.close(descriptor)
+    stream.say("one", "stop")
+    assert answer(stream.raw) == ("one", True)

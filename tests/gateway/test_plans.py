@@ -23,6 +23,7 @@ def test_prompts_make_no_difference(plans: Plans) -> None:
     pairs: list[tuple[AnyRequest, AnyRequest]] = [
         (chat(stop="x"), chat(stop="x", messages=[{"role": "user", "content": "good morning"}])),
         (completion(prompt="a", top_p=0.5), completion(prompt=["b", "c"], top_p=0.5)),
+        (chat(user="one", metadata={"a": 10**30}), chat(user="other", request_id="7")),
     ]
     for one, other in pairs:
         assert plans.plan(one, terms()) is plans.plan(other, terms())
@@ -64,6 +65,23 @@ def test_refusals_are_repeated(plans: Plans) -> None:
             plans.plan(chat(temperature=3), terms())
 
 
+def test_integers_beyond_any_bound_are_refused(plans: Plans) -> None:
+    with pytest.raises(ApiError, match="seed must be"):
+        plans.plan(chat(seed=10**30), terms())
+
+
 def test_long_ones_are_not_kept(plans: Plans) -> None:
-    long = chat(metadata={"text": "x" * 5000})
+    long = chat(logit_bias={str(token): 1 for token in range(600)})
     assert plans.plan(long, terms()) is not plans.plan(long, terms())
+
+
+def test_the_latest_are_kept(plans: Plans) -> None:
+    first = plans.plan(chat(seed=0), terms())
+    for seed in range(1, 256):
+        plans.plan(chat(seed=seed), terms())
+    assert plans.plan(chat(seed=0), terms()) is first
+    second = plans.plan(chat(seed=1), terms())
+    for seed in range(256, 511):
+        plans.plan(chat(seed=seed), terms())
+    assert plans.plan(chat(seed=1), terms()) is second
+    assert plans.plan(chat(seed=0), terms()) is not first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +15,9 @@ import msgpack
 import pytest
 import zmq
 
-from smg_fast._codec import Tokenizer
-from smg_fast.engines import family
-from smg_fast.transport import EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
+from smg_fast._codec import Connection, Prompt, ResponseFormat, TextOptions, TokenIds, Tokenizer
+from smg_fast.engines import GenerationRequest, SamplingParams, family
+from smg_fast.transport import EngineBusy, EngineClient, EngineFailed, EngineUnavailable, WorkerAddresses
 
 from .engine import ADD, TOKENSPEED, Row, ScriptedEngine, VLLMWire, Wire
 from .response import Response, ask, eventually, fill, nothing_for, ready
@@ -342,3 +343,49 @@ def test_uvloop_serves_engines_too(addresses: WorkerAddresses, tokenizer: Tokeni
                 loop.run_until_complete(serve(engine))
         finally:
             engine.kill()
+
+
+async def test_not_a_byte_of_a_response_goes_out_before_all_of_it_is_sent(
+    start: Start, addresses: WorkerAddresses, tokenizer: Tokenizer
+) -> None:
+    client = await start(engine_count=2, send_timeout=0.2)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    async with (
+        await ScriptedEngine.dial(addresses.handshake) as quick,
+        await ScriptedEngine.dial(addresses.handshake, 1, receive_limit=1) as full,
+    ):
+        await ready(client, 2)
+        await fill(client, tokenizer, rank=1)
+        with ours, theirs:
+            sink = Response()
+
+            async def generate() -> int:
+                return await client.generate(
+                    sink,
+                    format=ResponseFormat.chat(id="c", model="m", created=0, stream=True),
+                    options=TextOptions(),
+                    tokenizer=tokenizer,
+                    prompts=[Prompt(TokenIds([1]))],
+                    requests=[
+                        GenerationRequest(
+                            rid=f"c-{rank}",
+                            prompt_ids=TokenIds([1]),
+                            sampling=SamplingParams(max_tokens=4),
+                            data_parallel_rank=rank,
+                        )
+                        for rank in (0, 1)
+                    ],
+                    connection=Connection(b"head", fd=ours.fileno(), chunked=True),
+                )
+
+            waiting = asyncio.create_task(generate())
+            request = await quick.request()
+            await quick.send(Row(request.rid, tokenizer.encode("hello").tolist()))
+            with pytest.raises(EngineBusy):
+                await waiting
+            assert await quick.abort() == ["c-0"]
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+            assert (sink.chunks, full.index) == ([], 1)

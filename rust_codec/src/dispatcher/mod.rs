@@ -3,6 +3,7 @@
 
 mod opening;
 mod released;
+mod rid;
 mod slab;
 
 use std::ops::Range;
@@ -14,6 +15,7 @@ use crate::protocol::{self, FinishReason, Load, Message, Protocol, Row, Tick, Ut
 use crate::render::Usage;
 pub use opening::{OpenError, Opening, Target};
 use released::Released;
+use rid::Rid;
 use slab::Slab;
 
 /// Where a dispatcher puts what its caller has to do. `S` is the caller's handle of a response.
@@ -52,7 +54,7 @@ pub enum Ending {
 
 /// One generation of a response.
 pub struct Choice {
-    rid: Box<[u8]>,
+    rid: Rid,
     in_flight: bool,
     /// The response it belongs to, and its place there.
     response: usize,
@@ -75,8 +77,9 @@ struct Response<S> {
     prompt_tokens: u64,
     n: usize,
     paused: bool,
-    /// Events rendered in this call; empty between calls.
-    events: Vec<u8>,
+    /// Its events in [`Dispatcher::events`], and those behind them; nothing between calls.
+    first: Range<usize>,
+    more: Vec<u8>,
 }
 
 /// All responses in flight of one worker.
@@ -87,8 +90,10 @@ pub struct Dispatcher<S> {
     places: FxHashMap<Box<[u8]>, usize>,
     opened: u64,
     tick: Tick,
-    /// Responses with events rendered in this call.
+    /// Responses with events rendered in this call, and the first events of each, one behind another: memory that is
+    /// written to for every response at every tick had better be the same.
     touched: Vec<u64>,
+    events: Vec<u8>,
     released: Released,
 }
 
@@ -101,6 +106,7 @@ impl<S> Default for Dispatcher<S> {
             opened: 0,
             tick: Tick::default(),
             touched: Vec::new(),
+            events: Vec::new(),
             released: Released::default(),
         }
     }
@@ -150,7 +156,7 @@ impl<S> Dispatcher<S> {
             let prompt = prompts[index / n].clone();
             let generation = Generation::new(tokenizer.clone(), options.clone(), prompt, reader);
             let choice = self.choices.insert(Choice {
-                rid: rid.clone(),
+                rid: rid.clone().into(),
                 in_flight: true,
                 response: slot,
                 index,
@@ -172,7 +178,8 @@ impl<S> Dispatcher<S> {
             prompt_tokens,
             n,
             paused: false,
-            events: Vec::new(),
+            first: 0..0,
+            more: Vec::new(),
         });
         Ok(key)
     }
@@ -207,10 +214,17 @@ impl<S> Dispatcher<S> {
         self.tick = tick;
         for key in self.touched.drain(..) {
             if let Some(response) = self.responses.get_mut(slot_of(key)).filter(|response| response.key == key) {
-                out.events(&mut response.sink, &response.events);
-                response.events.clear();
+                let first = &self.events[std::mem::take(&mut response.first)];
+                if response.more.is_empty() {
+                    out.events(&mut response.sink, first);
+                } else {
+                    response.more.splice(..0, first.iter().copied());
+                    out.events(&mut response.sink, &response.more);
+                    response.more.clear();
+                }
             }
         }
+        self.events.clear();
         consumed
     }
 
@@ -296,7 +310,7 @@ impl<S> Dispatcher<S> {
         if choice.generation.finish().is_some() {
             choice.in_flight = false;
             response.in_flight -= 1;
-            self.places.remove(&choice.rid);
+            self.places.remove(&*choice.rid);
             out.finished(&choice.rid);
             if finish.is_none() {
                 self.released.remember(&choice.rid);
@@ -310,10 +324,15 @@ impl<S> Dispatcher<S> {
         if let Target::Events(format) = &response.target
             && !response.paused
         {
-            let was_empty = response.events.is_empty();
-            format.write_events(&mut response.events, choice.index, &mut choice.generation);
-            if was_empty && !response.events.is_empty() {
-                self.touched.push(response.key);
+            if response.first.is_empty() {
+                let start = self.events.len();
+                format.write_events(&mut self.events, choice.index, &mut choice.generation);
+                response.first = start..self.events.len();
+                if !response.first.is_empty() {
+                    self.touched.push(response.key);
+                }
+            } else {
+                format.write_events(&mut response.more, choice.index, &mut choice.generation);
             }
         }
     }
@@ -326,11 +345,13 @@ impl<S> Dispatcher<S> {
         let usage = response.usage(&choices);
         let ending = match &response.target {
             Target::Events(format) => {
+                let mut events = self.events[response.first].to_vec();
+                events.append(&mut response.more);
                 for choice in &mut choices {
-                    format.write_events(&mut response.events, choice.index, &mut choice.generation);
+                    format.write_events(&mut events, choice.index, &mut choice.generation);
                 }
-                format.write_end(&mut response.events, usage);
-                Ending::Events(response.events)
+                format.write_end(&mut events, usage);
+                Ending::Events(events)
             }
             Target::Body(format) => {
                 let mut body = Vec::new();
@@ -358,23 +379,25 @@ impl<S> Dispatcher<S> {
         else {
             return;
         };
+        let mut events = self.events[response.first].to_vec();
+        events.append(&mut response.more);
         for &choice_slot in &response.choices {
             let Some(mut choice) = self.choices.remove(choice_slot) else { continue };
             if let Target::Events(format) = &response.target {
-                format.write_events(&mut response.events, choice.index, &mut choice.generation);
+                format.write_events(&mut events, choice.index, &mut choice.generation);
             }
             if !choice.in_flight {
                 continue;
             }
-            self.places.remove(&choice.rid);
+            self.places.remove(&*choice.rid);
             out.finished(&choice.rid);
             if choice_slot != slot || !engine_knows {
                 self.released.remember(&choice.rid);
                 out.abort(&choice.rid);
             }
         }
-        if !response.events.is_empty() {
-            out.events(&mut response.sink, &response.events);
+        if !events.is_empty() {
+            out.events(&mut response.sink, &events);
         }
         out.ended(response.sink, Ending::Failed(why.to_owned()));
     }
@@ -386,9 +409,9 @@ impl<S> Dispatcher<S> {
         let mut rids = Vec::new();
         for choice in response.choices.iter().filter_map(|&choice| self.choices.remove(choice)) {
             if choice.in_flight {
-                self.places.remove(&choice.rid);
+                self.places.remove(&*choice.rid);
                 self.released.remember(&choice.rid);
-                rids.push(choice.rid);
+                rids.push((*choice.rid).into());
             }
         }
         Some((response.sink, rids))
@@ -410,13 +433,13 @@ impl<S> Dispatcher<S> {
         if let Target::Events(format) = &response.target {
             for &slot in &response.choices {
                 if let Some(choice) = self.choices.get_mut(slot) {
-                    format.write_events(&mut response.events, choice.index, &mut choice.generation);
+                    format.write_events(&mut self.events, choice.index, &mut choice.generation);
                 }
             }
         }
-        if !response.events.is_empty() {
-            out.events(&mut response.sink, &response.events);
-            response.events.clear();
+        if !self.events.is_empty() {
+            out.events(&mut response.sink, &self.events);
+            self.events.clear();
         }
     }
 

@@ -1,6 +1,6 @@
 //! Where the bytes of a streamed response go.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -39,9 +39,10 @@ pub struct HttpStream {
 }
 
 impl HttpStream {
-    pub fn new(connection: &Connection) -> PyResult<Self> {
-        let socket = connection.fd.map(duplicate).transpose()?;
-        Ok(Self { head: Some(connection.head.clone()), chunked: connection.chunked, socket, blocked: false })
+    pub fn new(connection: &Connection) -> Self {
+        // Without a descriptor to spare, the caller writes it all.
+        let socket = connection.fd.and_then(|fd| duplicate(fd).ok());
+        Self { head: Some(connection.head.clone()), chunked: connection.chunked, socket, blocked: false }
     }
 
     /// Whether anything of the response has been given out.
@@ -81,7 +82,7 @@ impl HttpStream {
 }
 
 /// A descriptor of our own for a socket, which cannot come to mean another connection when the caller closes theirs.
-fn duplicate(fd: RawFd) -> PyResult<TcpStream> {
+fn duplicate(fd: RawFd) -> io::Result<TcpStream> {
     // SAFETY: it is not -1 (`Connection::new`), and borrowed for one system call, which fails if nothing is open there:
     // there is no other use of it.
     #[allow(unsafe_code)]

@@ -208,7 +208,7 @@ impl Dispatcher {
         connection: Option<&Connection>,
     ) -> PyResult<u64> {
         let opening = Opening {
-            sink: Sink { object: sink, stream: connection.map(HttpStream::new).transpose()? },
+            sink: Sink { object: sink, stream: connection.map(HttpStream::new) },
             target: format.target(),
             tokenizer: tokenizer.inner.clone(),
             options: options.inner.clone(),
