@@ -31,6 +31,8 @@ from smg_fast.transport import EngineClient, EngineError, worker_addresses
 _RANKS = 4
 _SLOTS = 4
 _TICK_MS = 2.0
+#: Seconds in which the engines have to come.
+_PATIENCE = 30.0
 _PROMPT = TokenIds([1, 2, 3])
 
 
@@ -93,6 +95,11 @@ def arrivals(scenario: Scenario, seconds: float, rate: float, seed: int) -> list
     return requests
 
 
+async def _all_ready(client: EngineClient) -> None:
+    while len(client.ready_engines) < client.engine_count:  # noqa: ASYNC110 (a client tells of one engine only)
+        await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def group(ticks: Sequence[float]) -> AsyncIterator[EngineClient]:
     """A worker whose engines are ready, one for each pace."""
@@ -113,8 +120,7 @@ async def group(ticks: Sequence[float]) -> AsyncIterator[EngineClient]:
             for index, tick in enumerate(ticks)
         ]
         try:
-            while len(client.ready_engines) < len(ticks):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(_all_ready(client), _PATIENCE)
             yield client
         finally:
             await client.close()

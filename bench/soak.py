@@ -137,7 +137,7 @@ def _look(started: Running, receiver: socket.socket, requests: int, first: Look 
         is_idle = first is None or (look.descriptors <= first.descriptors and look.tasks <= first.tasks)
         if is_idle or time.monotonic() > end:
             return look
-        time.sleep(0.1)
+        time.sleep(0.1)  # nothing tells when the gateway has seen its last client go
 
 
 def main() -> None:

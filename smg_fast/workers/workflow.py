@@ -139,7 +139,7 @@ async def _run_step(
     except asyncio.CancelledError:
         tell("cancelled")
         raise
-    except Exception as error:
+    except Exception as error:  # whatever it is, it goes on as the cause
         why = _why(error)
         tell("failed", why)
         raise StepFailed(step.name, why) from error

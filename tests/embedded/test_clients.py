@@ -62,7 +62,7 @@ def test_one_that_is_away_stops_nobody_and_finds_it_again(tmp_path: Path) -> Non
         with Gateway(tmp_path / "1") as again:
             again.frames()
             while not again.reachable():
-                time.sleep(0.01)
+                time.sleep(0.01)  # nothing tells when a peer has connected
             again.abort("endless")
             assert simulator.until(live=0).aborted == 1
 

@@ -85,7 +85,6 @@ impl HttpStream {
 fn duplicate(fd: RawFd) -> io::Result<TcpStream> {
     // SAFETY: it is not -1 (`Connection::new`), and borrowed for one system call, which fails if nothing is open there:
     // there is no other use of it.
-    #[allow(unsafe_code)]
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?.into())
 }
