@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,9 +66,15 @@ class Held(msgspec.Struct, frozen=True):
         )
 
 
+async def start_default_executor(threads: int = 2) -> None:
+    """A default executor that has all of its threads: they start only when as many calls are made at once."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
+    together = threading.Barrier(threads)
+    await asyncio.gather(*(asyncio.to_thread(together.wait, PATIENCE) for _ in range(threads)))
+
+
 async def test_a_thousand_registrations_and_removals_leave_nothing() -> None:
-    # As few as are all there when it is warm.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    await start_default_executor()
     server = GatewayServer(GatewaySettings(port=0), [])
     await server.start()
     registry = server.gateway.registry
