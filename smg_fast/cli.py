@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,7 +35,23 @@ _COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the process's exit code: 0, or 1 if it failed. Wrong usage exits with 2."""
+    """Run a command; returns the process's exit code: 0, or 1 if it failed. Wrong usage exits with 2.
+
+    When whoever reads its output has gone, as ``head`` does, that is as if SIGPIPE had ended it.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:  # it is where it was closed
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left would be written at the exit, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="smg-fast",
         description="An OpenAI-compatible gateway that speaks the inference engine's own ZeroMQ wire.",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from .engines import MOST_LOGPROBS, ConstraintBackend, RequestForm
+from .names import check_model_name
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -36,7 +37,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             title="SECONDS",
-            description="How long requests in flight may still take at SIGINT or SIGTERM; a second one exits at once",
+            description="How long requests in flight may still take at SIGINT or SIGTERM; a second one ends them",
             ge=0,
         ),
     ] = 30.0
@@ -48,7 +49,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     served_model_name: Annotated[
         tuple[str, ...],
-        Meta(title="NAME", description="Names clients may call the model by [default: the name of its directory]"),
+        Meta(
+            title="NAME",
+            description="Names clients may call the model by [default: the name of its directory]",
+            extra={"check": check_model_name},
+        ),
     ] = ()
     chat_template: Annotated[
         str | None, Meta(title="FILE", description="Jinja2 chat template to use instead of the model's own")

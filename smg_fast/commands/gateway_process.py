@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 
 import msgspec
@@ -11,6 +13,10 @@ from ..gateway.processes import GatewayProcess
 from ..gateway.server import GatewayServer
 from ..settings import GatewaySettings, WorkerSettings
 from . import running
+
+#: Tells it to wait for no request any more. The parent alone sends it: a second SIGTERM may come from whoever signals a
+#: whole group of processes, as systemd does.
+HURRY = signal.SIGUSR1
 
 
 class Arguments(msgspec.Struct, frozen=True):
@@ -32,17 +38,19 @@ def run(arguments: Arguments) -> int:
     return running.run(_serve(arguments), arguments.gateway.log_level, name=name)
 
 
-async def _serve(arguments: Arguments) -> None:
+async def _serve(arguments: Arguments) -> int:
     parent = os.getppid()
-    # Whoever signals a whole group of processes, as systemd does, has the parent signal as well: it decides.
-    asked_to_exit = running.exit_signal(at_once=lambda: os.getppid() != parent)
     server = GatewayServer(arguments.gateway, arguments.workers, arguments.process)
-    await server.start()
+    exit_request = running.ExitRequest(server.hurry, again=lambda: os.getppid() != parent)
+    asyncio.get_running_loop().add_signal_handler(HURRY, server.hurry)
+    if await exit_request.comes_before(server.start()):
+        return exit_request.exit_code
     try:
         running.freeze()
-        await asked_to_exit.wait()
+        await exit_request.wait()
     finally:
         await server.stop()
+    return exit_request.exit_code
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
 
     gateway = read_options(parser, arguments, GatewaySettings)
     workers = _workers(parser, getattr(arguments, "in_order", ()))
+    for worker in workers:
+        _check_addresses(parser, worker)
     return running.run(_launch(gateway, workers), gateway.log_level)
 
 
@@ -46,17 +48,34 @@ def _workers(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any]]
     return [convert(parser, worker, WorkerSettings) for worker in workers]
 
 
-async def _launch(gateway: GatewaySettings, workers: Sequence[WorkerSettings]) -> None:
-    from . import processes
-    from .running import exit_signal, freeze
+def _check_addresses(parser: argparse.ArgumentParser, worker: WorkerSettings) -> None:
+    """End the process, as argparse does it, if there can be no sockets at them."""
+    from ..transport import AddressError, check_own_host, worker_addresses
 
-    asked_to_exit = exit_signal()
+    option = "--worker"
+    try:
+        worker_addresses(worker.worker)
+        option = "--handshake-address"
+        worker_addresses(worker.worker, worker.handshake_address)
+        if worker.handshake_address is not None:
+            check_own_host(worker.handshake_address)
+    except AddressError as error:
+        parser.error(f"argument {option}: {error}")
+
+
+async def _launch(gateway: GatewaySettings, workers: Sequence[WorkerSettings]) -> int:
+    from . import processes
+    from .running import ExitRequest, freeze
+
     server = processes.gateway(gateway, workers)
-    await server.start()
+    exit_request = ExitRequest(server.hurry)
+    if await exit_request.comes_before(server.start()):
+        return exit_request.exit_code
     try:
         dialled = f"engines dial {', '.join(server.handshakes)}" if workers else "smg-fast workers add gives it workers"
         print(f"smg-fast listens on {server.url}; {dialled}", flush=True)
         freeze()
-        await asked_to_exit.wait()
+        await exit_request.wait()
     finally:
         await server.stop()
+    return exit_request.exit_code

@@ -37,7 +37,8 @@ def add_options(
     leave_out: Sequence[str] = (),
     in_order: bool = False,
 ) -> None:
-    """One option per field, described by the field's ``Meta``: its description, and its title as placeholder.
+    """One option per field, described by the field's ``Meta``: its description, its title as placeholder, and what it
+    has to ``check`` a text with.
 
     Fields that are left out are up to the caller. ``in_order``: see ``InOrder``; then none is required.
     """
@@ -59,6 +60,8 @@ def add_options(
             described["metavar"] = meta.title
         if get_origin(kind) is tuple:
             described["nargs"] = "+"
+        if meta.extra is not None:
+            described["type"] = checked(meta.extra["check"])
         group.add_argument(_flag(field.name), **described)
 
 
@@ -122,6 +125,19 @@ def refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
     """End the process if there are arguments that the parser did not know."""
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
+
+
+def checked(check: Callable[[str], None]) -> Callable[[str], str]:
+    """The type of an argument that is what ``check``, which raises ``ValueError``, has nothing against."""
+
+    def parse(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return parse
 
 
 class _Checker(argparse.ArgumentParser):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from ..transport.survivors import Roster
 from ..workers import shared
 from ..workers.child_process import ChildProcess, ProcessFailedError
 from .api import WorkerList
-from .gateway_process import Arguments, command
+from .gateway_process import HURRY, Arguments, command
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class GatewayProcesses:
         self._log = log
         first = GatewayProcess(0, settings.gateway_processes, str(user_directory() / process_name("gateway")))
         self._processes = first.all
+        self._children: list[ChildProcess] = []
         self._keeping: list[asyncio.Task[None]] = []
         self._port: _Port | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -85,6 +87,11 @@ class GatewayProcesses:
         self._clear()
         if self._port is not None:
             self._port.close()
+
+    def hurry(self) -> None:
+        """As of a ``GatewayServer``, in every process; what has not ended some seconds after it is killed."""
+        self._signal(HURRY)
+        asyncio.get_running_loop().call_later(_END_PATIENCE, self._signal, signal.SIGKILL)
 
     @property
     def handshakes(self) -> list[str]:
@@ -168,8 +175,13 @@ class GatewayProcesses:
             watcher=watcher,
             patience=settings.shutdown_timeout + _END_PATIENCE,
         )
+        self._children.append(child)
         while True:
             await _run(child, watcher)
+
+    def _signal(self, number: int) -> None:
+        for child in self._children:
+            child.send_signal(number)
 
     def _clear(self) -> None:
         """Remove what processes that were killed have left, and what is known of engines if none lives on."""

@@ -19,9 +19,11 @@ from ..workers.child_process import ProcessFailedError
 
 logger = logging.getLogger(__name__)
 
+_EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def run(
-    main: Coroutine[Any, Any, None], log_level: LogLevel, log: TextIO | TextIOBase | None = None, *, name: str = ""
+    main: Coroutine[Any, Any, int], log_level: LogLevel, log: TextIO | TextIOBase | None = None, *, name: str = ""
 ) -> int:
     """Run a command to its end; returns its exit code. What the operator can mend is told in one line.
 
@@ -31,29 +33,71 @@ def run(
     logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s %(levelname)s {name}%(message)s", stream=stream)
     _raise_descriptor_limit()
     try:
-        _run_loop(main)
+        return _run_loop(_to_the_end(main))
     except (StartError, ProcessFailedError) as error:
         print(f"smg-fast: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-def exit_signal(at_once: Callable[[], bool] = lambda: True) -> asyncio.Event:
-    """An event that SIGINT or SIGTERM sets; one more of them ends the process, if that shall be ``at_once``."""
-    asked = asyncio.Event()
+class ExitRequest:
+    """What SIGINT and SIGTERM ask for: the first of them to end, the next to wait for nobody.
 
-    def on_signal(number: int) -> None:
-        if asked.is_set():
-            if at_once():
-                os._exit(128 + number)
-            return
-        logger.info("stopping: %s", signal.Signals(number).name)
-        asked.set()
+    Attributes
+    ----------
+    exit_code : int
+        0; once somebody may have been cut short, as a shell has it for the signal that did.
+    """
 
+    def __init__(self, hurry: Callable[[], None], again: Callable[[], bool] = lambda: True) -> None:
+        """The signals are heeded from now on. The second one calls ``hurry``, if it counts ``again``."""
+        self.exit_code = 0
+        self._hurry = hurry
+        self._again = again
+        self._asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in _EXIT_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    async def wait(self) -> None:
+        """Return when it is time to end."""
+        await self._asked.wait()
+
+    async def comes_before(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether it comes before some work is done, which is cancelled then. Raises what the work does."""
+        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.wait((working, waiting))
+        if working.cancelled():
+            return True
+        working.result()
+        return False
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if not self._asked.is_set():
+            logger.info("stopping: %s", name)
+            self._asked.set()
+        elif self._again():
+            logger.info("stopping without waiting for anybody: %s", name)
+            self.exit_code = 128 + number
+            self._hurry()
+
+
+async def _to_the_end(main: Coroutine[Any, Any, int]) -> int:
+    """All that is left after it are threads that load something. Whoever does not wait does not wait for them."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return asked
+    try:
+        code = await main
+    finally:
+        for number in _EXIT_SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+    if code:
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _raise_descriptor_limit() -> None:
@@ -62,13 +106,12 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def freeze() -> None:

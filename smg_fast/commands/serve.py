@@ -88,23 +88,24 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, others: 
 
 async def _serve(
     gateway: GatewaySettings, worker: WorkerSettings, launches: Sequence[EngineLaunch], terminal: Terminal
-) -> None:
+) -> int:
     from ..transport.addresses import worker_addresses
     from ..transport.socket_directory import clear_left_workers, user_directory
     from ..transport.survivors import roster_path
     from . import processes
     from .engines import run_engines
-    from .running import exit_signal, freeze
+    from .running import ExitRequest, freeze
 
-    asked_to_exit = exit_signal()
     server = processes.gateway(gateway, [worker], terminal)
-    await server.start()
+    exit_request = ExitRequest(server.hurry)
+    if await exit_request.comes_before(server.start()):
+        return exit_request.exit_code
     for path in clear_left_workers(user_directory()):
         logger.info("cleared away what a gateway that was killed has left at %s", path)
     logger.info("listening on %s; requests are answered with 503 until an engine is ready", server.url)
     is_ready = partial(server.is_ready, worker.worker)
     engines = asyncio.create_task(run_engines(launches, is_ready, terminal, verbose=gateway.log_level == "debug"))
-    asked = asyncio.create_task(asked_to_exit.wait())
+    asked = asyncio.create_task(exit_request.wait())
     ready = asyncio.create_task(server.wait_ready())
     try:
         await asyncio.wait((engines, asked, ready), return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +126,7 @@ async def _serve(
         addresses = worker_addresses(worker.worker)
         for process in range(gateway.gateway_processes):
             roster_path(addresses.of_process(process)).unlink(missing_ok=True)
+    return exit_request.exit_code
 
 
 def _worker(settings: ServeSettings, runtime: str, model: str, name: str) -> WorkerSettings:

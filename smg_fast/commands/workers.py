@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..names import check_label
 from ..settings import WorkerSettings
-from .options import add_options, read_options, refuse
+from .options import add_options, checked, read_options, refuse
 
 if TYPE_CHECKING:
     from .api import Api, Worker
@@ -131,8 +132,11 @@ def _age(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
+_label_text = checked(check_label)
+
+
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=TEXT")
-    return name, value
+    return _label_text(name), _label_text(value)

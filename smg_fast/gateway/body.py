@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from .decoding import Request, decode
 from .errors import ApiError
@@ -28,15 +28,13 @@ async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]
     web.HTTPRequestEntityTooLarge
         The body is larger than allowed.
     """
-    given = http.headers.get("Content-Type", _JSON)
+    given = http.headers.get(hdrs.CONTENT_TYPE, _JSON)
     if given != _JSON and http.content_type != _JSON:
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"The content type must be application/json, got {http.content_type}",
             code="unsupported_content_type",
         )
-    if http.content_length is not None and http.content_length > http.client_max_size:
-        raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
     return decode(decoder, await _read(http), strict=strict or http.app[STRICT])
 
 
@@ -44,8 +42,10 @@ async def _read(http: web.Request) -> bytes:
     """The body; mostly it has come in one piece with its headers."""
     content = http.content
     if not content.is_eof():
+        if http.content_length is not None and http.content_length > http.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
         return await http.read()
     body = content.read_nowait()
-    if len(body) > http.client_max_size:  # compressed, it was shorter
+    if len(body) > http.client_max_size:
         raise web.HTTPRequestEntityTooLarge(http.client_max_size, len(body))
     return body

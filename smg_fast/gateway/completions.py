@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,19 +18,20 @@ from aiohttp import web
 
 from .._codec import Prompt, ResponseFormat, TokenIds
 from ..engines import GenerationRequest
+from ..prompts.errors import PromptError
 from ..transport import EngineUnavailable
 from .body import read_request
 from .errors import ApiError, invalid
 from .plans import Plan
-from .requests import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from .requests import ChatCompletionRequest, CompletionRequest
 from .sampling import for_choice, for_prompts
-from .serving import GATEWAY, Target
+from .serving import GATEWAY, Gateway, Target
 from .streaming import BodySink, EventStream
 from .validation import AnyRequest, check_prompt, given_prompts
 
 logger = logging.getLogger(__name__)
 
-GenerateRequestT = TypeVar("GenerateRequestT", bound=GenerateRequest)
+RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
 
 _CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
@@ -48,52 +52,90 @@ class _Prompt(msgspec.Struct, frozen=True):
     echo: str | None
 
 
+class _Accepted(msgspec.Struct, frozen=True):
+    """A request that has been checked against a worker."""
+
+    target: Target
+    plan: Plan
+    prompts: Sequence[_Prompt]
+
+
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``"""
-    with http.app[GATEWAY].in_flight:
+    gateway = http.app[GATEWAY]
+    with gateway.in_flight:
         request = await _read(http, _CHAT)
-        target = http.app[GATEWAY].target(request.model)
-        plan = await _planned(http, request, target)
-        template = target.model.encoder.template
-        if request.documents and template is not None and not template.takes_documents:
-            raise invalid("documents", "documents: the model's chat template takes none")
-        ids = await target.model.encoder.encode_chat(
-            request.messages,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continue_final_message=bool(request.continue_final_message),
-            add_special_tokens=bool(request.add_special_tokens),
-            documents=request.documents,
-            template_kwargs=request.chat_template_kwargs,
-            context=target.terms.limits.max_model_len,
-        )
-        check_prompt("messages", ids, target.terms.limits)
-        return await _answer(http, target, request, [_Prompt(ids, _echo(request))], plan)
+        return await _answer(http, gateway, request, await _accepted(gateway, request, _chat_prompts))
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``"""
-    with http.app[GATEWAY].in_flight:
+    gateway = http.app[GATEWAY]
+    with gateway.in_flight:
         request = await _read(http, _COMPLETION)
-        target = http.app[GATEWAY].target(request.model)
-        plan = await _planned(http, request, target)
-        limits = target.terms.limits
-        prompts: list[_Prompt] = []
-        for given in given_prompts(request, limits):
-            if isinstance(given.value, str):
-                text = given.value
-                ids = await target.model.encoder.encode_text(
-                    text, request.add_special_tokens is not False, context=limits.max_model_len, param=given.param
-                )
-            else:
-                ids = given.value
-                text = target.model.tokenizer.decode(ids, False) if request.echo else ""
-            check_prompt(given.param, ids, limits)
-            prompts.append(_Prompt(ids, text if request.echo else None))
-            await asyncio.sleep(0)  # others have their turn between two prompts
-        return await _answer(http, target, request, prompts, plan)
+        return await _answer(http, gateway, request, await _accepted(gateway, request, _completion_prompts))
 
 
-async def _read(http: web.Request, decoder: msgspec.json.Decoder[GenerateRequestT]) -> GenerateRequestT:
+async def _accepted(
+    gateway: Gateway,
+    request: RequestT,
+    encode: Callable[[RequestT, Target], Awaitable[Sequence[_Prompt]]],
+) -> _Accepted:
+    """The request, with the best of the workers that take it.
+
+    Raises what is wrong with it where none does: for the worker with the longest context, or the best of these.
+    """
+    refusals: list[tuple[float, ApiError | PromptError]] = []
+    for target in gateway.targets(request.model):
+        try:
+            plan = await _planned(gateway, request, target)
+            return _Accepted(target, plan, await encode(request, target))
+        except (ApiError, PromptError) as error:  # noqa: PERF203 - mostly there is one
+            if isinstance(error, ApiError) and error.status != HTTPStatus.BAD_REQUEST:
+                raise
+            refusals.append((target.terms.limits.max_model_len or math.inf, error))
+    try:
+        raise max(refusals, key=itemgetter(0))[1]
+    finally:
+        refusals.clear()  # they hold this frame, which holds the request
+
+
+async def _chat_prompts(request: ChatCompletionRequest, target: Target) -> Sequence[_Prompt]:
+    template = target.model.encoder.template
+    if request.documents and template is not None and not template.takes_documents:
+        raise invalid("documents", "documents: the model's chat template takes none")
+    ids = await target.model.encoder.encode_chat(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        documents=request.documents,
+        template_kwargs=request.chat_template_kwargs,
+        context=target.terms.limits.max_model_len,
+    )
+    check_prompt("messages", ids, target.terms.limits)
+    return [_Prompt(ids, _echo(request))]
+
+
+async def _completion_prompts(request: CompletionRequest, target: Target) -> Sequence[_Prompt]:
+    limits = target.terms.limits
+    prompts: list[_Prompt] = []
+    for given in given_prompts(request, limits):
+        if isinstance(given.value, str):
+            text = given.value
+            ids = await target.model.encoder.encode_text(
+                text, request.add_special_tokens is not False, context=limits.max_model_len, param=given.param
+            )
+        else:
+            ids = given.value
+            text = target.model.tokenizer.decode(ids, False) if request.echo else ""
+        check_prompt(given.param, ids, limits)
+        prompts.append(_Prompt(ids, text if request.echo else None))
+        await asyncio.sleep(0)  # others have their turn between two prompts
+    return prompts
+
+
+async def _read(http: web.Request, decoder: msgspec.json.Decoder[RequestT]) -> RequestT:
     """The request in the body. vLLM's clients name the rank in a header; what the body says goes first."""
     request = await read_request(http, decoder)
     rank = http.headers.get(_RANK_HEADER)
@@ -115,30 +157,24 @@ def _role(request: ChatCompletionRequest) -> str:
     return request.messages[-1].role if request.add_generation_prompt is False else _ASSISTANT
 
 
-async def _planned(http: web.Request, request: AnyRequest, target: Target) -> Plan:
+async def _planned(gateway: Gateway, request: AnyRequest, target: Target) -> Plan:
     """What is asked; all of it that can be refused without the prompt has been checked."""
     plan = target.model.plans.plan(request, target.terms)
     if plan.constraint is not None:
-        await http.app[GATEWAY].compiler.check(plan.constraint, target.terms.capabilities)
+        await gateway.compiler.check(plan.constraint, target.terms.capabilities)
     return plan
 
 
-async def _answer(
-    http: web.Request,
-    target: Target,
-    request: AnyRequest,
-    prompts: Sequence[_Prompt],
-    plan: Plan,
-) -> web.StreamResponse:
+async def _answer(http: web.Request, gateway: Gateway, request: AnyRequest, accepted: _Accepted) -> web.StreamResponse:
     """The answer; from another engine, once, if this one is lost before a byte of it has been sent."""
-    gateway = http.app[GATEWAY]
+    target, plan, prompts = accepted.target, accepted.plan, accepted.prompts
     try:
         target = gateway.settled(target)
         return await _attempt(http, target, request, prompts, plan)
     except EngineUnavailable as error:
         for other in gateway.other_targets(target):
             try:
-                plan = await _planned(http, request, other)
+                plan = await _planned(gateway, request, other)
                 for prompt in prompts:
                     check_prompt("prompt", prompt.ids, other.terms.limits)
             except ApiError:  # it is no fault of the request that this one takes less
@@ -162,7 +198,7 @@ async def _attempt(
     requests = _generations(id, request, prompts, target, plan)
     client = target.client
     created = int(time.time())
-    sink = EventStream(http, client, created) if request.stream else BodySink()
+    sink = EventStream(http, client, created) if request.stream else BodySink(http)
     key = await client.generate(
         sink,
         format=_response_format(id, request, target, created),

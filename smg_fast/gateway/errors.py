@@ -86,6 +86,14 @@ def unavailable(message: str) -> ApiError:
     )
 
 
+def malformed(what: str, error: BaseException) -> ApiError:
+    """A 400 about bytes that are no HTTP, with what aiohttp says of them."""
+    why = error.message if isinstance(error, HttpProcessingError) else str(error)
+    # In one line, without the mark under what is quoted.
+    why = " ".join(word for word in why.split() if word != "^")
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{what}: {why}", code="malformed_request")
+
+
 def engine_failure(error: EngineError) -> ApiError:
     """What a client is told of an engine's failure."""
     if isinstance(error, EngineBusy):
@@ -114,7 +122,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except web.HTTPException as error:
         return _http_error(request, error).response()
     except web.RequestPayloadError as error:
-        return ApiError(HTTPStatus.BAD_REQUEST, f"The body cannot be read: {error}").response()
+        return malformed("The body cannot be read", error.__cause__ or error).response()
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)  # to nobody
     except Exception:
@@ -133,7 +141,8 @@ def quiet_malformed_requests() -> None:
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    error = None if record.exc_info is None else record.exc_info[1]
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
 
 
 def _type(status: int) -> str:

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from ..prompts.encoder import PromptThreads
 from ..settings import GatewaySettings, WorkerSettings
@@ -16,6 +18,7 @@ from ..transport import BindError
 from ..transport.socket_directory import clear_stale_socket, prepare_directory, remove_socket
 from ..workers import ModelSource, Registry, Worker, WorkerSpec, shared
 from .app import create_app
+from .errors import malformed
 from .models import ServedModel
 from .processes import GatewayProcess
 from .serving import Gateway
@@ -58,13 +61,14 @@ class GatewayServer:
             self.gateway, max_body_size=settings.max_body_size * _MIB, strict=settings.strict, process=process
         )
         # aiohttp takes the timeout twice: until it cancels a handler, and for the cancelled one to end.
-        self._runner = web.AppRunner(
+        self._runner = _Runner(
             app,
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=_KEEPALIVE,
             shutdown_timeout=_FLUSH_TIMEOUT / 2,
         )
+        self._hurried = asyncio.Event()
         self._site: web.TCPSite | None = None
         self._socket: Path | None = None
 
@@ -95,9 +99,18 @@ class GatewayServer:
         in_flight = self.gateway.in_flight
         if in_flight:
             logger.info("waiting for %d requests in flight", len(in_flight))
-        if not await in_flight.wait_none(self._settings.shutdown_timeout):
+        ended = asyncio.create_task(in_flight.wait_none(self._settings.shutdown_timeout))
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait((ended, hurried), return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, hurried):
+            task.cancel()
+        if in_flight:
             logger.warning("ending %d requests that are still in flight", len(in_flight))
         await self._close()
+
+    def hurry(self) -> None:
+        """Have ``stop``, which may be under way, wait for no request any more."""
+        self._hurried.set()
 
     @property
     def handshakes(self) -> list[str]:
@@ -112,7 +125,7 @@ class GatewayServer:
     def is_ready(self, url: str, ranks: Sequence[int]) -> bool:
         """Whether all these engines of the worker at ``url`` take requests."""
         workers = [worker for worker in self.gateway.registry.workers if worker.spec.url == url]
-        return any(all(worker.client.engines[rank].ready for rank in ranks) for worker in workers)
+        return any({engine.index for engine in worker.client.ready_engines}.issuperset(ranks) for worker in workers)
 
     async def wait_ready(self) -> None:
         """Return when every worker that it was started with has an engine that takes requests.
@@ -176,6 +189,49 @@ class GatewayServer:
         if self._socket is not None:
             remove_socket(self._socket)
         self._threads.stop()
+
+
+class _Runner(web.AppRunner):
+    """Listens with connections that are ``_Connection``; aiohttp has no other way to say so."""
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Connections
+        return server
+
+
+class _Connections(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    """Has an ``ErrorBody`` for what never comes as far as the application: bytes that are no HTTP."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """As aiohttp's, which would have a request wait for ever for the rest of a body that turns out to be none."""
+        super().data_received(data)
+        error = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        request = self._current_request
+        if isinstance(error, HttpProcessingError) and request is not None and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError(error.message))
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """As aiohttp's, which logs it, but for the body; the connection is closed after it."""
+        told = super().handle_error(request, status, exc, message)
+        if not isinstance(exc, HttpProcessingError):
+            return told
+        response = malformed("The request is no valid HTTP", exc).response()
+        response.force_close()
+        return response
 
 
 def url_of(host: str, port: int) -> str:

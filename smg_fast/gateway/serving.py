@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from http import HTTPStatus
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -75,8 +76,10 @@ class Gateway:
         self.compiler = Compiler()
         self._terms: WeakKeyDictionary[Worker[ServedModel], tuple[ReadyResponse | None, Terms]] = WeakKeyDictionary()
 
-    def target(self, name: str | None) -> Target:
-        """A worker of a model, for a request to be checked against; without a name of the only one there is.
+    def targets(self, name: str | None) -> Iterator[Target]:
+        """Workers of a model for a request to be checked against, the best first; without a name the only one's.
+
+        After the first come those that are ready with other terms: what one refuses another may take.
 
         Raises
         ------
@@ -87,9 +90,15 @@ class Gateway:
         """
         name = name or self._only_name()
         try:
-            return self._target(name, self.registry.by_model(name))
+            first = self._target(name, self.registry.by_model(name))
         except UnknownModelError:
             raise self._unknown_model(name) from None
+        yield first
+        tried = [first.terms]
+        for other in self.other_targets(first):
+            if other.terms not in tried:
+                tried.append(other.terms)
+                yield other
 
     def settled(self, target: Target) -> Target:
         """Where the request goes now that it is sent: on the same terms, to whoever has the least to do.
@@ -107,10 +116,10 @@ class Gateway:
             worker = self.registry.next(name, fits)
         except UnknownModelError:  # removed meanwhile
             raise EngineUnavailable(f"the workers of {name} are gone") from None
-        return msgspec.structs.replace(target, worker=worker)
+        return target if worker is target.worker else msgspec.structs.replace(target, worker=worker)
 
     def other_targets(self, lost: Target) -> list[Target]:
-        """Where a request may go whose engine is lost, the best first."""
+        """Where a request may go that one worker has lost, or does not take, the best first."""
         return [self._target(lost.name, worker) for worker in self.registry.others(lost.name, lost.worker)]
 
     def model(self, name: str | None) -> tuple[str, ServedModel]:

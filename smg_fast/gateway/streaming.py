@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import functools
+import time
 from typing import Protocol
 
 from aiohttp import HttpVersion, HttpVersion11, web
@@ -20,6 +21,7 @@ from .._codec import Connection, Output
 from ..transport import EngineError
 from .errors import engine_failure
 
+_CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -69,8 +71,9 @@ class EventStream:
         self._keep_alive = self._chunked and bool(request.keep_alive)
         # Not written on a connection that is to be closed, and its descriptor with it; nor past what still waits there.
         native = self._chunked and not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+        head = _head(request.version, self._keep_alive, created, "text/event-stream; charset=utf-8")
         self.connection = Connection(
-            _head(request.version, self._keep_alive, created),
+            b"%bCache-Control: no-cache\r\n%b\r\n" % (head, _CHUNKED if self._chunked else b""),
             fd=self._transport.get_extra_info("socket").fileno() if native else None,
             chunked=self._chunked,
         )
@@ -167,13 +170,14 @@ class _WrittenResponse(web.StreamResponse):
 
 
 class BodySink:
-    """A whole JSON body, sent when all of it is there."""
+    """A whole JSON body, written straight to the connection when all of it is there."""
 
-    __slots__ = ("_body",)
+    __slots__ = ("_body", "_request")
 
     connection = None
 
-    def __init__(self) -> None:
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
         self._body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def write(self, chunk: bytes) -> None:
@@ -189,20 +193,36 @@ class BodySink:
             self._body.set_exception(error)
 
     async def deliver(self, key: int) -> web.StreamResponse:
-        """The answer, once it is there. Raises ``EngineError`` if the engine failed."""
-        return web.Response(body=await self._body, content_type="application/json")
+        """The answer, once it is there.
+
+        Raises
+        ------
+        EngineError
+            The engine failed.
+        ConnectionError
+            The client is gone.
+        """
+        body = await self._body
+        request = self._request
+        transport, keep_alive = request.transport, bool(request.keep_alive)
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        head = _head(request.version, keep_alive, int(time.time()), "application/json")
+        transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
+        if request.protocol.writing_paused:
+            await request.writer.drain()
+        return _WrittenResponse(keep_alive)
 
 
-@functools.lru_cache(maxsize=4)
-def _head(version: HttpVersion, keep_alive: bool, second: int) -> bytes:
-    """The status line and headers of a stream."""
+@functools.lru_cache(maxsize=8)
+def _head(version: HttpVersion, keep_alive: bool, second: int, content_type: str) -> bytes:
+    """The status line and the headers that every answer has; ``second`` is now, since the epoch."""
     lines = [
         f"HTTP/{version.major}.{version.minor} 200 OK",
-        "Content-Type: text/event-stream; charset=utf-8",
-        "Cache-Control: no-cache",
-        *(["Transfer-Encoding: chunked"] if version >= HttpVersion11 else []),
+        f"Content-Type: {content_type}",
         f"Date: {email.utils.formatdate(second, usegmt=True)}",
         f"Server: {SERVER_SOFTWARE}",
-        *([] if keep_alive else ["Connection: close"]),
     ]
-    return "\r\n".join([*lines, "", ""]).encode("ascii")
+    if keep_alive != (version >= HttpVersion11):
+        lines.append(f"Connection: {'keep-alive' if keep_alive else 'close'}")
+    return "\r\n".join([*lines, ""]).encode("ascii")

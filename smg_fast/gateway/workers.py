@@ -14,7 +14,8 @@ import msgspec
 from aiohttp import web
 
 from ..engines import MOST_LOGPROBS, ConstraintBackend, RequestForm, RuntimeOptionError
-from ..transport import AddressError, EngineStatus, worker_addresses
+from ..names import UnfitNameError, check_label, check_model_name
+from ..transport import AddressError, EngineStatus, check_own_host, worker_addresses
 from ..workers import ConflictError, UnknownWorkerError, Worker, WorkerSpec
 from ..workers.spec import ConnectionMode
 from ..workers.worker import WorkerState
@@ -37,8 +38,6 @@ _RANGES = {
 }
 _MAX_LABELS = 64
 _MAX_NAMES = 64
-#: Characters of a label, its value, or a name of a model.
-_MAX_LENGTH = 256
 
 #: Of a conflict: the parameter, and the code.
 _CONFLICTS = {
@@ -188,7 +187,7 @@ async def add_worker(http: web.Request) -> web.Response:
     """``POST /workers``: begin a registration. What is wrong with it is told before anything is bound."""
     request = await read_request(http, _ADD, strict=True)
     spec = _spec(request)
-    await asyncio.to_thread(_check_files, spec)
+    await asyncio.to_thread(_check_host, spec)
     try:
         worker = http.app[GATEWAY].registry.add(spec)
     except ConflictError as error:
@@ -196,6 +195,8 @@ async def add_worker(http: web.Request) -> web.Response:
         raise ApiError(HTTPStatus.CONFLICT, f"{param}: {error}", param=param, code=code) from None
     except RuntimeOptionError as error:
         raise invalid(error.parameter, str(error)) from None
+    except UnfitNameError as error:  # names that are given are checked already
+        raise invalid("model", f"model: {error}") from None
     except ValueError as error:  # addresses are checked already
         raise invalid("vllm_version", f"vllm_version: {error}") from None
     return _json(WorkerView.of(worker), HTTPStatus.ACCEPTED, {"Location": f"/workers/{worker.id}"})
@@ -259,7 +260,7 @@ def _worker(http: web.Request) -> Worker[ServedModel]:
 
 
 def _engines(worker: Worker[ServedModel]) -> list[EngineView]:
-    return [EngineView.of(engine) for engine in worker.client.engine_statuses]
+    return [EngineView.of(engine) for engine in worker.engines]
 
 
 def _spec(request: WorkerRequest) -> WorkerSpec:
@@ -289,8 +290,13 @@ def _spec(request: WorkerRequest) -> WorkerSpec:
     )
 
 
-def _check_files(spec: WorkerSpec) -> None:
-    """Only whether they are there: they are read in the registration."""
+def _check_host(spec: WorkerSpec) -> None:
+    """Whether this host has what is named. Files are read in the registration."""
+    if spec.handshake_address is not None:
+        try:
+            check_own_host(spec.handshake_address)
+        except AddressError as error:
+            raise invalid("zmq_handshake_address", f"zmq_handshake_address: {error}") from None
     if spec.model is not None and not _is_there("model", spec.model, Path.exists):
         raise invalid("model", f"model: there is no {spec.model} on the gateway's host")
     if spec.chat_template is not None and not _is_there("chat_template", spec.chat_template, Path.is_file):
@@ -324,11 +330,7 @@ def _names(given: str | list[str] | None) -> tuple[str, ...]:
     if given == [] or len(names) > _MAX_NAMES:
         raise invalid("served_model_name", f"served_model_name must have 1 to {_MAX_NAMES} names, got {len(names)}")
     for name in names:
-        if not name.strip() or len(name) > _MAX_LENGTH:
-            raise invalid(
-                "served_model_name",
-                f"served_model_name: a name must have 1 to {_MAX_LENGTH} characters, and not only spaces, got {name!r}",
-            )
+        _check_name("served_model_name", name, check_model_name)
     return tuple(dict.fromkeys(names))
 
 
@@ -338,8 +340,14 @@ def _check_labels(labels: dict[str, str] | None) -> None:
     if len(labels) > _MAX_LABELS:
         raise invalid("labels", f"labels: at most {_MAX_LABELS}, got {len(labels)}")
     for text in (*labels, *labels.values()):
-        if len(text) > _MAX_LENGTH:
-            raise invalid("labels", f"labels: a text must have at most {_MAX_LENGTH} characters, got {len(text)}")
+        _check_name("labels", text, check_label)
+
+
+def _check_name(param: str, name: str, check: Callable[[str], None]) -> None:
+    try:
+        check(name)
+    except UnfitNameError as error:
+        raise invalid(param, f"{param}: {error}") from None
 
 
 def _check_range(param: str, value: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .addresses import WorkerAddresses, worker_addresses
+from .addresses import WorkerAddresses, check_own_host, worker_addresses
 from .client import ClientState, EngineClient
 from .engine import EngineStatus
 from .errors import AddressError, BindError, EngineBusy, EngineError, EngineFailed, EngineUnavailable
@@ -22,5 +22,6 @@ __all__ = [
     "Share",
     "Sink",
     "WorkerAddresses",
+    "check_own_host",
     "worker_addresses",
 ]

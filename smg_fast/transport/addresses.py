@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
+from ..names import UnfitNameError, check_path
 from .errors import AddressError
 
 _IPC = "ipc://"
+#: ZeroMQ takes any beginning of a port that is a number, and would bind another one.
+_HANDSHAKE = re.compile(r"tcp://([A-Za-z0-9._-]+|\*):([0-9]{1,18})")
+_MAX_PORT = 65535
 #: Bytes of a Unix socket's path: ``sun_path`` has 108, with the NUL.
 _MAX_PATH = 107
 
@@ -64,7 +68,8 @@ def worker_addresses(url: str, handshake: str | None = None) -> WorkerAddresses:
     Raises
     ------
     AddressError
-        Another scheme, a path that is not absolute or too long for a socket, a handshake that is not ``tcp://HOST:PORT``.
+        Another scheme, a path that is not absolute, too long for a socket or no path of a URL, a handshake that is not
+        ``tcp://HOST:PORT``.
     """
     if not url.startswith(_IPC):
         raise AddressError(f"worker URL {url!r}: only {_IPC}PATH is understood")
@@ -74,12 +79,33 @@ def worker_addresses(url: str, handshake: str | None = None) -> WorkerAddresses:
         raise AddressError(f"worker URL {url!r}: the path must be absolute, like ipc:///run/user/1000/smg/engine")
     if path.endswith("/") or "\0" in path:
         raise AddressError(f"worker URL {url!r}: the path must name a file")
+    try:
+        check_path(path)
+    except UnfitNameError as error:
+        raise AddressError(f"worker URL: {error}") from None
     addresses = WorkerAddresses(
         input=Path(f"{path}-in.sock"),
         output=Path(f"{path}-out.sock"),
         handshake=f"tcp://127.0.0.1:{handshake_port(path)}" if handshake is None else _checked_handshake(handshake),
     )
     return _checked_length(addresses)
+
+
+def check_own_host(handshake: str) -> None:
+    """Raises ``AddressError`` unless the host of a handshake address is this one. A name may have to be asked for."""
+    host = handshake.removeprefix("tcp://").rpartition(":")[0]
+    if host == "*":
+        return
+    try:
+        [(*_, address), *_] = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)
+        with socket.socket() as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
+        raise AddressError(
+            f"handshake address {handshake!r}: {host} is no address of this host ({why}); give one of its own IPv4 "
+            "addresses, or tcp://*:PORT for all"
+        ) from None
 
 
 def handshake_port(path: str) -> int:
@@ -132,14 +158,10 @@ def _checked_length(addresses: WorkerAddresses) -> WorkerAddresses:
 
 
 def _checked_handshake(address: str) -> str:
-    expected = f"handshake address {address!r}: expected tcp://HOST:PORT"
-    try:
-        parts = urlsplit(address)
-        port = parts.port
-    except ValueError as error:
-        raise AddressError(f"{expected} ({error})") from None
-    if parts.scheme != "tcp" or not parts.hostname or parts.path or parts.query or parts.fragment or "@" in address:
-        raise AddressError(expected)
-    if not port:
-        raise AddressError(f"{expected}, with a port from 1 to 65535")
+    expected = f"handshake address {address!r}: expected tcp://HOST:PORT, with "
+    found = _HANDSHAKE.fullmatch(address)
+    if found is None:
+        raise AddressError(f"{expected}a name of this host, an IPv4 address or *, and a port from 1 to {_MAX_PORT}")
+    if not 1 <= int(found[2]) <= _MAX_PORT:
+        raise AddressError(f"{expected}a port from 1 to {_MAX_PORT}, got {found[2]}")
     return address

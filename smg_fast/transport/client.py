@@ -320,7 +320,10 @@ class EngineClient:
 
     def cancel(self, key: int) -> None:
         """Forget a response whose client is gone, and stop its generations. An unknown key is passed over."""
-        rids = [rid for rid in self._dispatcher.cancel(key) if rid in self._flights]
+        unfinished = self._dispatcher.cancel(key)
+        if not unfinished:
+            return
+        rids = [rid for rid in unfinished if rid in self._flights]
         self._abort(rids)
         for rid in rids:
             self._release(rid)
@@ -337,9 +340,7 @@ class EngineClient:
         """The wire that the engines speak, if those that the requests need take any."""
         if not self.accepting or self._protocol is None:
             raise EngineUnavailable(self.reason)
-        for rank in {request.data_parallel_rank for request in requests}:
-            if rank is None:
-                continue
+        for rank in {request.data_parallel_rank for request in requests if request.data_parallel_rank is not None}:
             if not 0 <= rank < self.engine_count:
                 raise ValueError(f"there is no engine {rank}, only 0 to {self.engine_count - 1}")
             if not self._group.accepts(rank):

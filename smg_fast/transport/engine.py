@@ -194,6 +194,8 @@ class EngineGroup:
         """
         count = len(self.engines)
         among = self._among(rank)
+        if len(among) == 1:
+            return among[0]
         candidates = [engine for engine in among if engine.ready] or self._silent(among)
         chosen = min(candidates, key=lambda engine: (engine.pressure, (engine.index - self._turn) % count))
         self._turn = chosen.index + 1
@@ -202,8 +204,9 @@ class EngineGroup:
     def accepts(self, rank: int | None = None) -> bool:
         """Whether a response may be begun, on the engine ``rank`` if that is given."""
         among = self._among(rank)
-        if any(engine.ready for engine in among):
-            return True
+        for engine in among:
+            if engine.ready:
+                return True
         silent = self._silent(among)
         return bool(silent) and not any(engine.in_flight for engine in silent)
 

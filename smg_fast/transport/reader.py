@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
+from typing import cast
 
 import zmq
 
@@ -12,7 +14,8 @@ Message = list[zmq.Frame]
 
 #: Messages that are delivered in one turn of the loop.
 _LIMIT = 64
-_EVENTS, _POLLIN, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), zmq.NOBLOCK
+# Plain integers: pyzmq's own flags are an enumeration of Python's, which takes longer to combine than a message.
+_EVENTS, _POLLIN, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class SocketReader:
@@ -23,11 +26,12 @@ class SocketReader:
     socket calls ``check`` afterwards.
     """
 
-    __slots__ = ("_deliver", "_descriptor", "_loop", "_more", "_socket")
+    __slots__ = ("_deliver", "_descriptor", "_loop", "_more", "_receive", "_socket")
 
     def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Message]], None]) -> None:
         """Begins at once, in the running loop."""
         self._socket = socket
+        self._receive = cast("Callable[[], zmq.Frame]", functools.partial(socket.recv, _NOBLOCK, copy=False))
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._more: asyncio.Handle | None = None
@@ -42,7 +46,8 @@ class SocketReader:
 
     def check(self) -> None:
         """Look, next turn, for messages whose news another call on the socket took in."""
-        self._again()
+        if self._more is None:
+            self._more = self._loop.call_soon(self._next_turn)
 
     def stop(self) -> None:
         """Read no more. The socket may be closed afterwards."""
@@ -54,25 +59,25 @@ class SocketReader:
         return bool(self._socket.get(_EVENTS) & _POLLIN)  # type: ignore[operator]
 
     def _read(self) -> None:
-        socket = self._socket
+        # The descriptor tells of much that is no message.
+        if not self._readable():
+            return
+        receive = self._receive
         messages: list[Message] = []
-        # Asking first is cheaper than the exception of an empty socket.
-        while self._readable():
-            if len(messages) == _LIMIT:
-                self._again()
-                break
-            frame = socket.recv(_NOBLOCK, copy=False)
-            message = [frame]
-            while frame.more:
-                frame = socket.recv(_NOBLOCK, copy=False)
-                message.append(frame)
-            messages.append(message)
+        # To meet the end once costs less than to ask after each message whether there is another.
+        try:
+            while len(messages) < _LIMIT:
+                frame = receive()
+                message = [frame]
+                while frame.more:
+                    frame = receive()
+                    message.append(frame)
+                messages.append(message)
+            self.check()
+        except zmq.Again:
+            pass
         if messages:
             self._deliver(messages)
-
-    def _again(self) -> None:
-        if self._more is None:
-            self._more = self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._more = None

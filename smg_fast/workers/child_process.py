@@ -107,6 +107,12 @@ class ChildProcess:
         self._watcher = watcher or Echo()
         self._patience = patience
         self._first_pause = first_pause
+        self._process: asyncio.subprocess.Process | None = None
+
+    def send_signal(self, number: int) -> None:
+        """To the process, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
 
     async def run(self) -> None:
         """Keep it running; ends by cancellation, after it has ended.
@@ -133,6 +139,7 @@ class ChildProcess:
     async def _run_once(self) -> tuple[str, bool]:
         """From start to end; returns how it ended, in words, and whether it had served."""
         process, output = await self._start()
+        self._process = process
         logger.info("%s started, process %d", self._name, process.pid)
         self._watcher.started()
         try:

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+import msgspec
+
 from ..engines import VLLM, EngineFamily, family
-from ..transport import ClientState, EngineClient, EngineUnavailable, worker_addresses
+from ..names import UnfitNameError, check_model_name
+from ..transport import ClientState, EngineClient, EngineStatus, EngineUnavailable, worker_addresses
+from ..transport.engine import EngineState
 from .models import ModelSource
 from .spec import ConnectionMode, WorkerSpec
 from .workflow import Event
@@ -89,13 +93,39 @@ class Worker(Generic[ModelT]):
         """What engines are reached by."""
         return self.spec.connection_mode or "zmq"
 
+    @property
+    def engines(self) -> list[EngineStatus]:
+        """Every engine, for the operator. One whose worker is no more has nothing to dial, whatever it was before."""
+        engines = self.client.engine_statuses
+        if self._phase not in ("failed", "removed"):
+            return engines
+        return [
+            msgspec.structs.replace(
+                engine,
+                state=EngineState.ABSENT.name.lower(),
+                reason=f"engine {engine.index} has nothing to dial: the worker is closed",
+                since=self.since,
+                load=None,
+            )
+            for engine in engines
+        ]
+
     def set_model(self, path: Path, names: tuple[str, ...] = ()) -> None:
-        """Its model, and what that is called unless the spec says so; without names as its directory or file is."""
+        """Its model, and what that is called unless the spec says so; without names as its directory or file is.
+
+        Raises ``UnfitNameError``.
+        """
         template = self.spec.chat_template
         self.source = ModelSource(
             path.resolve(), None if template is None else template.resolve(), self.spec.generation_config
         )
-        self.names = self.spec.served_model_names or names or (self.source.path.name.removesuffix(".gguf"),)
+        called = self.spec.served_model_names or names or (self.source.path.name.removesuffix(".gguf"),)
+        try:
+            for name in called:
+                check_model_name(name)
+        except UnfitNameError as error:
+            raise UnfitNameError(f"the model {str(path)!r} has to be given another name: {error}") from None
+        self.names = called
 
     # --- its life ---
 

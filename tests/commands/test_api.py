@@ -57,6 +57,11 @@ def test_it_is_no_address(capsys: pytest.CaptureFixture[str]) -> None:
         (["add"], "the following arguments are required: ipc://PATH"),
         (["add", "ipc:///w", "--engine-count", "0"], "argument --engine-count: Expected `int` >= 1, got '0'"),
         (["add", "ipc:///w", "--label", "x"], "argument --label: 'x' is not NAME=TEXT"),
+        (
+            ["add", "ipc:///w", "--label", "x=\n"],
+            r"argument --label: all characters must be printable, and '\n' is not",
+        ),
+        (["add", "ipc:///w", "--served-model-name", "\0"], "argument --served-model-name: all characters must be"),
         (["remove"], "the following arguments are required: WORKER"),
         (["list", "--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],

@@ -226,7 +226,11 @@ async def test_two_workers_of_tokenspeed_serve_one_process_each(directory: Path)
             assert all(await asyncio.gather(*(stream.goes_on() for stream in streams)))
             gateway.process.send_signal(signal.SIGTERM)
             assert await gateway.end() == 128 + signal.SIGTERM
-            await gone(pids)
+            assert not [pid for pid in pids if alive(pid)]
+            await asyncio.gather(*(stream.done for stream in streams))
+            assert all(b"engine_unavailable" in str(stream.error).encode() for stream in streams)
+        assert not [path for path in (directory / "s").iterdir() if path.suffix == ".sock"]
+        assert "Traceback" not in "".join(gateway.output)
 
 
 async def test_ranks_of_tokenspeed_are_shared_out(directory: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from .support import PATIENCE, gateway, served
+from .support import PATIENCE, eventually, gateway, served
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -190,10 +190,75 @@ async def test_expectations(url: str) -> None:
     assert json.loads(other.partition(b"\r\n\r\n")[2])["error"]["code"] == "unknown_expectation"
 
 
-async def test_what_is_no_http_is_refused_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def post(headers: bytes, body: bytes = b"") -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n%s" % (headers, body)
+
+
+def refusal(received: bytes) -> tuple[bytes, Any]:
+    """The status line of what came back, and the error, whose shape is looked at here."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"Content-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "malformed_request")
+    return head.partition(b"\r\n")[0], error["message"]
+
+
+@pytest.mark.parametrize(
+    ("garbage", "says"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", ""),
+        (b"nonsense\r\n", "nonsense"),
+        (b"G@T / HTTP/1.1\r\n", "G@T"),
+        (b"GET / HTTP/9.1\r\n", "9.1"),
+        (b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\n", "8190 bytes"),
+        (b"GET / HTTP/1.1\r\nBad Header\r\n", "Bad Header"),
+        (b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 10_000 + b"\r\n", "8190 bytes"),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000, "headers"),
+        (post(b"Content-Length: many\r\n"), "Content-Length"),
+        (post(b"Content-Length: -1\r\n"), "Content-Length"),
+        (post(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"), "Transfer-Encoding"),
+        (post(b"Transfer-Encoding: chunked\r\n", b"zz\r\nabc\r\n"), "zz"),
+        (post(b"Transfer-Encoding: chunked\r\n", b"3\r\nabcdef\r\n"), "abcdef"),
+    ],
+)
+async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
+    caplog: pytest.LogCaptureFixture, garbage: bytes, says: str
+) -> None:
     async with gateway() as server:
-        for garbage in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nBad Header\r\n\r\n"):
-            assert (await exchange(server.url, garbage, b"\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+        status, message = refusal(await exchange(server.url, garbage, b"\r\n\r\n"))
+        assert status.startswith(b"HTTP/1.0 400 ")
+        assert says in message
+        assert "\n" not in message
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+async def test_a_body_that_turns_out_to_be_none(caplog: pytest.LogCaptureFixture) -> None:
+    """It is being waited for already, as its beginning was fine."""
+    async with gateway() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(b"Transfer-Encoding: chunked\r\n", b"1\r\n{\r\n"))
+
+        async def in_flight() -> int:
+            return len(server.gateway.in_flight)
+
+        await eventually(in_flight, lambda count: count == 1)
+        writer.write(b"zz\r\n")
+        status, message = refusal(await asyncio.wait_for(reader.read(), PATIENCE))
+        assert status.startswith(b"HTTP/1.1 400 ")
+        assert "zz" in message
+        writer.close()
+        assert await in_flight() == 0
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway() as server:
+        garbage = post(b"Content-Encoding: gzip\r\nContent-Length: 2\r\n", b"{}")
+        status, message = refusal(await exchange(server.url, garbage))
+        assert status.startswith(b"HTTP/1.1 400 ")
+        assert message == "The body cannot be read: Can not decode content-encoding: gzip"
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 

@@ -19,7 +19,7 @@ import pytest
 from smg_fast.embedded import MODEL_DIRECTORY
 from smg_fast.prompts.encoder import LONG_CHAT
 
-from .support import PATIENCE, Program, events, eventually, free_port, program, simulator, texts
+from .support import COMMAND, PATIENCE, Program, events, eventually, free_port, gateway, program, simulator, texts
 
 CHAT = {"messages": [{"role": "user", "content": "hello there"}]}
 ENDLESS = {**CHAT, "stream": True, "ignore_eos": True, "max_tokens": 8000}
@@ -147,9 +147,8 @@ async def test_a_request_that_is_still_being_read_is_finished_before_the_end(dir
     template.write_text(SLOW_TEMPLATE)
     handshake = f"tcp://127.0.0.1:{free_port()}"
     options = launch(directory, handshake, "--chat-template", str(template))
-    async with program(*options) as running, simulator(handshake), aiohttp.ClientSession() as session:
+    async with program(*options) as running, aiohttp.ClientSession() as session:
         url = (await running.line(r"listens on (http://[\d.:]+);"))[1]
-        await running.line(r"INFO engine 0 is ready")
 
         async def ask() -> int:
             many = {"messages": CHAT["messages"] * LONG_CHAT, "max_tokens": 1}
@@ -161,13 +160,15 @@ async def test_a_request_that_is_still_being_read_is_finished_before_the_end(dir
                 answer: dict[str, Any] = await response.json()
                 return answer
 
-        asked = asyncio.ensure_future(ask())
-        seen = await eventually(health, lambda health: health["requests"] == 1)
-        assert seen["generations"] == 0
-        running.process.terminate()
-        await running.line("waiting for 1 requests")
-        assert await asyncio.wait_for(asked, PATIENCE) == 200
-        assert await running.end() == 0
+        async with simulator(handshake):
+            await running.line(r"INFO engine 0 is ready")
+            asked = asyncio.ensure_future(ask())
+            seen = await eventually(health, lambda health: health["requests"] == 1)
+            assert seen["generations"] == 0
+            running.process.terminate()
+            await running.line("waiting for 1 requests")
+            assert await asyncio.wait_for(asked, PATIENCE) == 200
+            assert await running.end() == 0
 
 
 async def test_requests_in_flight_get_a_bounded_time(directory: Path) -> None:
@@ -184,6 +185,7 @@ async def test_requests_in_flight_get_a_bounded_time(directory: Path) -> None:
 
 
 async def test_a_second_signal_ends_it_at_once(directory: Path) -> None:
+    """All of it: the requests, the engine, the sockets."""
     async with program(*serve(directory, "--tick-ms", "50"), environment=at(directory)) as running:
         engine = int((await running.line(r"engine started, process (\d+)"))[1])
         url = await ready(running)
@@ -198,7 +200,63 @@ async def test_a_second_signal_ends_it_at_once(directory: Path) -> None:
             running.process.terminate()
             assert await running.end() == 128 + signal.SIGTERM
             assert time.monotonic() - started < 2
-        await gone(engine)
+            assert not alive(engine)
+            rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
+            assert rest[-1]["error"]["code"] == "engine_unavailable"
+        assert files(directory) == []
+        assert "Traceback" not in "".join(running.output)
+
+
+async def test_a_second_signal_leaves_the_engines_that_others_have_started(directory: Path) -> None:
+    handshake = f"tcp://127.0.0.1:{free_port()}"
+    async with program(*launch(directory, handshake)) as running, aiohttp.ClientSession() as session:
+        url = (await running.line(r"listens on (http://[\d.:]+);"))[1]
+        async with simulator(handshake, "--tick-ms", "50") as engine:
+            await running.line(r"INFO engine 0 is ready")
+            async with session.post(f"{url}/v1/chat/completions", json=ENDLESS) as response:
+                await asyncio.wait_for(response.content.readuntil(b"\n\n"), PATIENCE)
+                running.process.send_signal(signal.SIGINT)
+                await running.line("waiting for 1 requests")
+                running.process.send_signal(signal.SIGINT)
+                assert await running.end() == 128 + signal.SIGINT
+                rest = events(await asyncio.wait_for(response.content.read(), PATIENCE))
+                assert rest[-1]["error"]["code"] == "engine_unavailable"
+            assert (await engine.idle()).aborted == 1
+            # Which engines there are is for the next gateway to know.
+            assert files(directory) == ["e-engines.json"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_signal_does_not_wait_for_a_model_to_be_loaded(directory: Path, times: int) -> None:
+    """Once it is asked for the second time, not even for the thread that loads it."""
+    template = directory / "template"
+    os.mkfifo(template)
+
+    async def being_read() -> int | None:
+        try:
+            return os.open(template, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+
+    options = launch(directory, f"tcp://127.0.0.1:{free_port()}", "--chat-template", str(template))
+    async with program(*options) as running:
+        writer = await eventually(being_read, lambda writer: writer is not None)
+        assert writer is not None
+        running.process.terminate()
+        await running.line("stopping: SIGTERM")
+
+        async def left() -> list[str]:
+            return files(directory)
+
+        assert await eventually(left, lambda left: left == ["template"])
+        if times == 1:
+            os.close(writer)
+            assert await running.end() == 0
+        else:
+            running.process.terminate()
+            assert await running.end() in (-signal.SIGTERM, 128 + signal.SIGTERM)
+            os.close(writer)
+        assert "Traceback" not in "".join(running.output)
 
 
 async def test_launch_serves_engines_that_come_and_go(directory: Path) -> None:
@@ -237,8 +295,17 @@ async def test_an_address_in_use_is_told_in_one_line(directory: Path) -> None:
     ("options", "code", "message"),
     [
         (["--runtime", "nonsense"], 1, "unknown runtime 'nonsense'; known: vllm, tokenspeed"),
-        (["--worker", "tcp://127.0.0.1:5"], 1, "worker URL"),
-        (["--handshake-address", "nonsense"], 1, "handshake address"),
+        (["--worker", "tcp://127.0.0.1:5"], 2, "argument --worker: worker URL"),
+        (
+            ["--worker", "ipc:///tmp/a\tb"],
+            2,
+            r"argument --worker: worker URL: all characters must be printable, and '\t'",
+        ),
+        (["--handshake-address", "nonsense"], 2, "argument --handshake-address: handshake address 'nonsense'"),
+        (["--handshake-address", "tcp://127.0.0.1:0"], 2, "argument --handshake-address: handshake address"),
+        (["--handshake-address", "tcp://192.0.2.1:5"], 2, "192.0.2.1 is no address of this host"),
+        (["--served-model-name", "m", "a\nb"], 2, r"argument --served-model-name: all characters must be printable"),
+        (["--served-model-name", "a?b"], 2, "argument --served-model-name: the characters ? # % \\ cannot be in it"),
         (["--model", "/nonexistent"], 1, "/nonexistent: not a directory"),
         (["--chat-template", "/nonexistent"], 1, "/nonexistent"),
         (["--port", "70000"], 2, "argument --port: Expected `int` <= 65535, got '70000'"),
@@ -269,3 +336,26 @@ async def test_help(command: list[str]) -> None:
     async with program(*command, "--help") as running:
         assert await running.end() == 0
         assert "usage: smg-fast" in running.output[-1]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["workers", "list"]])
+async def test_whoever_reads_the_output_may_leave(arguments: list[str], unbuffered: str) -> None:
+    """As ``head`` does: nothing is said about it."""
+    async with gateway() as server:
+        url = ("--url", server.url) if arguments[0] == "workers" else ()
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *arguments,
+            *url,
+            stdout=writer,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+        os.close(writer)
+        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert said == b""
+        # argparse takes no notice if it fails to write at once.
+        assert process.returncode == 128 + signal.SIGPIPE or ("--help" in arguments and process.returncode == 0)

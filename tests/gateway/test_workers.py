@@ -242,6 +242,16 @@ async def test_a_registration_that_fails_tells_why_and_binds_nothing(api: Api, c
         failed = await api.state(worker, "failed")
         assert engine.process.returncode is None
         assert (f"no {copy} here" if given else f"process {engine.process.pid}") in failed["reason"]
+        [seen] = failed["engines"]
+        assert (seen["state"], seen["since"]) == ("absent", failed["since"])
+        assert seen["reason"] == "engine 0 has nothing to dial: the worker is closed"
+        assert (seen["in_flight"], seen["running"], seen["reported"]) == (0, None, None)
+        assert failed["load"] == {"in_flight": 0, "pressure": None}
+        _, loads = await api.call("GET", "/loads")
+        assert loads["loads"][0]["engines"] == failed["engines"]
+        assert not api.server.is_ready(worker["url"], [0])
+        _, removed = await api.call("DELETE", f"/workers/{worker['id']}")
+        assert (removed["state"], removed["engines"][0]["state"]) == ("removed", "absent")
     assert [event["step"] for event in failed["history"] if event["state"] == "failed"] == ["discover_model"]
     assert api.files == []
     assert (await api.complete("m"))[0] == 404
@@ -266,6 +276,24 @@ async def test_a_tokenizer_that_cannot_be_read(api: Api, copy: Path) -> None:
     assert (await api.call("GET", f"/workers/{other['id']}"))[0] == 404
 
 
+async def test_a_directory_whose_name_cannot_be_a_models_takes_another(api: Api, copy: Path) -> None:
+    """Whether it is given or found."""
+    odd = Path(shutil.move(copy, copy.with_name("a?b")))
+    body = {"url": api.url("a"), "runtime_type": "tokenspeed", "model": str(odd)}
+    status, answer = await api.call("POST", "/workers", body)
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert f"'{odd}' has to be given another name" in answer["error"]["message"]
+    worker = await api.add("a", model=None)
+    async with engine_of(worker, "--model", str(odd)):
+        failed = await api.state(worker, "failed")
+        assert f"'{odd}' has to be given another name" in failed["reason"]
+        assert failed["served_model_names"] == []
+    assert api.files == []
+    named = await api.add("a", model=str(odd), served_model_name="ab")
+    await api.state(named, "connecting")
+    assert await api.names() == ["ab"]
+
+
 async def test_a_registration_under_way_is_called_off(api: Api) -> None:
     worker = await api.add("a", model=None)
     status, _ = await api.call("DELETE", f"/workers/{worker['id']}")
@@ -288,12 +316,16 @@ BASE = {"url": f"ipc://{NEVER}/e", "runtime_type": "vllm", "model": str(MODEL_DI
         ({"url": "http://127.0.0.1:8000"}, "url", "only ipc://PATH"),
         ({"url": "ipc://relative"}, "url", "must be absolute"),
         ({"url": f"ipc:///{'x' * 200}"}, "url", "than a Unix socket can have"),
+        ({"url": f"ipc://{NEVER}/a\nb"}, "url", r"printable, and '\n' is not"),
+        ({"url": f"ipc://{NEVER}/a\x7fb"}, "url", r"printable, and '\x7f' is not"),
+        ({"url": f"ipc://{NEVER}/a?b"}, "url", "? # % \\ cannot be in it, got"),
         ({"runtime_type": "sglang"}, "runtime_type", "sglang"),
         ({"connection_mode": "http"}, "connection_mode", "http"),
         ({"model": "relative"}, "model", "must be an absolute path, got 'relative'"),
         ({"model": "/no/such/model"}, "model", "there is no /no/such/model"),
         ({"model": 5}, "model", "Expected `str | null`"),
         ({"model": f"/{'x' * 300}"}, "model", "File name too long"),
+        ({"model": "/"}, "model", "'/' has to be given another name: a name must have 1 to 256 characters"),
         ({"chat_template": "/no/such/template"}, "chat_template", "no file /no/such/template"),
         ({"chat_template": "t.jinja"}, "chat_template", "absolute"),
         ({"chat_template": f"/{'x' * 300}"}, "chat_template", "File name too long"),
@@ -302,8 +334,26 @@ BASE = {"url": f"ipc://{NEVER}/e", "runtime_type": "vllm", "model": str(MODEL_DI
         ({"served_model_name": []}, "served_model_name", "1 to 64 names, got 0"),
         ({"served_model_name": ["a", " "]}, "served_model_name", "only spaces, got ' '"),
         ({"served_model_name": "x" * 257}, "served_model_name", "1 to 256 characters"),
+        ({"served_model_name": "a\tb"}, "served_model_name", r"printable, and '\t' is not, got 'a\tb'"),
+        ({"served_model_name": ["m", "a\x1b[2J"]}, "served_model_name", r"printable, and '\x1b' is not"),
+        ({"served_model_name": ["m", "a\u2028b"]}, "served_model_name", r"printable, and '\u2028' is not"),
+        ({"served_model_name": "a?b"}, "served_model_name", "? # % \\ cannot be in it, got 'a?b'"),
+        ({"served_model_name": "a/../b"}, "served_model_name", "got 'a/../b'"),
         ({"zmq_handshake_address": "127.0.0.1:5"}, "zmq_handshake_address", "expected tcp://HOST:PORT"),
+        ({"zmq_handshake_address": "ipc:///tmp/h"}, "zmq_handshake_address", "expected tcp://HOST:PORT"),
         ({"zmq_handshake_address": "tcp://127.0.0.1"}, "zmq_handshake_address", "from 1 to 65535"),
+        ({"zmq_handshake_address": "tcp://:5"}, "zmq_handshake_address", "expected tcp://HOST:PORT"),
+        ({"zmq_handshake_address": "tcp://127.0.0.1:0"}, "zmq_handshake_address", "from 1 to 65535, got 0"),
+        ({"zmq_handshake_address": "tcp://127.0.0.1:70000"}, "zmq_handshake_address", "from 1 to 65535, got 70000"),
+        ({"zmq_handshake_address": "tcp://127.0.0.1:http"}, "zmq_handshake_address", "from 1 to 65535"),
+        ({"zmq_handshake_address": "tcp://127.0.0.1:5\n0"}, "zmq_handshake_address", "from 1 to 65535"),
+        ({"zmq_handshake_address": "tcp://[::1]:5"}, "zmq_handshake_address", "an IPv4 address"),
+        (
+            {"zmq_handshake_address": "tcp://192.0.2.1:5"},
+            "zmq_handshake_address",
+            "192.0.2.1 is no address of this host",
+        ),
+        ({"zmq_handshake_address": "tcp://a..b:5"}, "zmq_handshake_address", "a..b is no address of this host"),
         ({"engine_count": 0}, "engine_count", "at least 1 and at most 65536, got 0"),
         ({"engine_count": 65537}, "engine_count", "got 65537"),
         ({"engine_count": 1.5}, "engine_count", "Expected `int | null`"),
@@ -311,6 +361,8 @@ BASE = {"url": f"ipc://{NEVER}/e", "runtime_type": "vllm", "model": str(MODEL_DI
         ({"labels": {"a": 1}}, "labels", "Expected `str`"),
         ({"labels": {str(number): "" for number in range(65)}}, "labels", "at most 64, got 65"),
         ({"labels": {"a": "x" * 257}}, "labels", "at most 256 characters, got 257"),
+        ({"labels": {"a": "b\n"}}, "labels", r"printable, and '\n' is not, got 'b\n'"),
+        ({"labels": {"a\0": "b"}}, "labels", r"printable, and '\x00' is not"),
         ({"silence_timeout": -1}, "silence_timeout", "at least 0"),
         ({"max_logprobs": -2}, "max_logprobs", "at least -1"),
         ({"request_form": "tagged"}, "request_form", "of the runtime tokenspeed"),
@@ -341,7 +393,12 @@ async def test_what_is_no_request(api: Api) -> None:
     worker = await api.add("a")
     path = f"/workers/{worker['id']}"
     bodies: list[tuple[dict[str, Any], str]]
-    bodies = [({"priority": 5000}, "priority"), ({"labels": {"a": 1}}, "labels"), ({"url": "x"}, "url")]
+    bodies = [
+        ({"priority": 5000}, "priority"),
+        ({"labels": {"a": 1}}, "labels"),
+        ({"labels": {"a": "b\n"}}, "labels"),
+        ({"url": "x"}, "url"),
+    ]
     for body, param in bodies:
         status, answer = await api.call("PUT", path, body)
         assert (status, answer["error"]["param"]) == (400, param)
@@ -576,6 +633,58 @@ async def test_what_the_other_worker_cannot_take_keeps_its_first_error(api: Api)
         status, answer = await api.complete("m", prompt="word " * 50)
         assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
         assert (await small.counters()).adds == 0
+
+
+# --- requests that not every worker takes ---
+
+
+async def test_a_request_goes_to_a_worker_whose_context_it_fits(api: Api) -> None:
+    """The others are preferred, and refuse it."""
+    short = await api.add("short", served_model_name="m", priority=2)
+    middling = await api.add("middling", served_model_name="m", priority=1)
+    long = await api.add("long", served_model_name="m")
+    async with (
+        engine_of(short, "--max-model-len", "16"),
+        engine_of(middling, "--max-model-len", "64"),
+        engine_of(long, "--max-model-len", "512") as engine,
+    ):
+        for worker in (short, middling, long):
+            await api.state(worker, "ready")
+        said = "word " * 200
+        chat = {"model": "m", "messages": [{"role": "user", "content": said}], "max_tokens": 4}
+        taken: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"model": "m", "prompt": said, "max_tokens": 4}),
+            ("/v1/completions", {"model": "m", "prompt": ["hello", [5] * 200], "max_tokens": 4}),
+            ("/v1/completions", {"model": "m", "prompt": "hello", "max_tokens": 300, "min_tokens": 300}),
+            ("/v1/chat/completions", chat),
+        ]
+        for path, body in taken:
+            status, answer = await api.call("POST", path, body)
+            assert status == 200, answer
+        assert (await engine.idle()).adds == 5
+
+        # What none takes is refused for what the longest does not take, whoever is asked first.
+        refused: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"model": "m", "prompt": "word " * 600}),
+            ("/v1/completions", {"model": "m", "prompt": [5] * 600}),
+            ("/v1/completions", {"model": "m", "prompt": "hello", "max_tokens": 600}),
+            ("/v1/chat/completions", {**chat, "messages": [{"role": "user", "content": "word " * 600}]}),
+        ]
+        for path, body in refused:
+            status, answer = await api.call("POST", path, body)
+            assert (status, answer["error"]["code"]) == (400, "invalid_value")
+            assert "512" in answer["error"]["message"], answer
+        # And what is wrong with any worker stays as it is.
+        status, answer = await api.complete("m", temperature=9)
+        assert (status, answer["error"]["param"]) == (400, "temperature")
+        assert (await engine.idle()).adds == 5
+
+        # One that would take it and is not ready does not count.
+        await engine.kill()
+        await api.state(long, "unhealthy")
+        status, answer = await api.complete("m", prompt=said)
+        assert status == 400
+        assert "64" in answer["error"]["message"]
 
 
 # --- the gateway's beginning and end ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from smg_fast.transport import AddressError, worker_addresses
+from smg_fast.transport import AddressError, check_own_host, worker_addresses
 
 
 @pytest.mark.parametrize(("url", "port"), [("ipc:///tmp/zs/e1", 21126), ("ipc:///tmp/smg-zmq-0/engine-31000", 27937)])
@@ -18,14 +20,30 @@ def test_sockets_are_named_after_the_path() -> None:
     assert addresses.output_endpoint == "ipc:///run/user/1/smg/e1-out.sock"
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:30500", "tcp://localhost:1", "tcp://0.0.0.0:65535"])
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:30500", "tcp://localhost:1", "tcp://0.0.0.0:65535", "tcp://*:30500"]
+)
 def test_handshake_address_can_be_given(address: str) -> None:
     assert worker_addresses("ipc:///tmp/e", address).handshake == address
+    check_own_host(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://192.0.2.1:30500", "tcp://a..b:1", f"tcp://{'x' * 64}:1"])
+def test_a_handshake_on_another_host_is_told(address: str) -> None:
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    assert worker_addresses("ipc:///tmp/e", address).handshake == address
+    with pytest.raises(AddressError, match=re.escape(f"{address!r}: {host} is no address of this host")):
+        check_own_host(address)
 
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1:30500", "ipc:///tmp/h", "tcp://127.0.0.1", "tcp://:30500", "tcp://h:0", "tcp://h:65536", "tcp://h:1/x"],
+    [
+        *("127.0.0.1:30500", "ipc:///tmp/h", "tcp://127.0.0.1", "tcp://:30500", "tcp://h:0", "tcp://h:65536"),
+        *("tcp://h:1/x", "tcp://h:http", "tcp://h:+1", "tcp://h:1_0", "tcp://h:1 0", "tcp://h:1\n0", "tcp://h:"),
+        *("tcp://[::1]:1", "tcp://::1:1", "tcp://h :1", "tcp://u@h:1", "tcp://lo;h:1", "TCP://h:1", "tcp://h:٣"),
+        f"tcp://h:{'9' * 5000}",
+    ],
 )
 def test_a_handshake_that_is_no_tcp_address_is_refused(address: str) -> None:
     with pytest.raises(AddressError, match="tcp://HOST:PORT"):
@@ -42,6 +60,20 @@ def test_only_ipc_is_accepted(url: str) -> None:
 def test_the_path_must_be_absolute(url: str) -> None:
     with pytest.raises(AddressError, match="absolute"):
         worker_addresses(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["ipc:///tmp/a\nb", "ipc:///tmp/a\x1b[2J", "ipc:///tmp/a\u2028b", "ipc:///tmp/a\udcffb"]
+)
+def test_a_path_that_cannot_be_printed_is_refused(url: str) -> None:
+    with pytest.raises(AddressError, match="must be printable"):
+        worker_addresses(url)
+
+
+@pytest.mark.parametrize("character", "?#%\\")
+def test_a_path_that_a_url_would_not_have_is_refused(character: str) -> None:
+    with pytest.raises(AddressError, match=re.escape(f"cannot be in it, got {f'/tmp/a{character}b'!r}")):
+        worker_addresses(f"ipc:///tmp/a{character}b")
 
 
 @pytest.mark.parametrize("url", ["ipc:///tmp/dir/", "ipc:///tmp/a\0b"])

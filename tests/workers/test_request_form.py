@@ -61,11 +61,11 @@ async def test_the_first_form_is_served_end_to_end() -> None:
     with tempfile.TemporaryDirectory(prefix="smg-") as directory:
         async with (
             program(*launch(directory, handshake, "--request-form", "tuple")) as running,
-            simulator(handshake),
             aiohttp.ClientSession() as session,
         ):
             url = (await running.line(r"listens on (http://[\d.:]+)"))[1]
-            await running.line("engine 0 is ready")
-            assert (await complete(session, url))["usage"]["completion_tokens"] == 1
-            running.process.terminate()
-            assert await running.end() == 0
+            async with simulator(handshake):
+                await running.line("engine 0 is ready")
+                assert (await complete(session, url))["usage"]["completion_tokens"] == 1
+                running.process.terminate()
+                assert await running.end() == 0
