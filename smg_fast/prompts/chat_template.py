@@ -144,9 +144,8 @@ class ChatTemplate:
         """
         if not messages:
             raise PromptError("there must be at least one message", "messages")
-        kwargs = template_kwargs or {}
-        for name in sorted(_RESERVED.intersection(kwargs)):
-            param = f"chat_template_kwargs.{name}"
+        if template_kwargs and (reserved := _RESERVED.intersection(template_kwargs)):
+            param = f"chat_template_kwargs.{min(reserved)}"
             raise PromptError(f"{param}: not one of the chat template's own variables", param)
         compiled = self._tool_use if tools is not None else self._default
         with TimeLimit(self._time_limit):
@@ -157,7 +156,7 @@ class ChatTemplate:
                 "tools": tools,
                 "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
-                **kwargs,
+                **(template_kwargs or {}),
             }
             text = compiled.render(variables)
         return text if ending is None else ending.cut(text)
@@ -237,13 +236,15 @@ class _Compiled:
             return True
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        template = self._template
+        template, environment = self._template, self._template.environment
         try:
-            context = template.new_context({**self._constants, **variables}, shared=True)
+            context = environment.context_class(
+                environment, {**self._constants, **variables}, template.name, template.blocks
+            )
             try:
                 return "".join(template.root_render_func(context))
             except _TEMPLATE_FAILURES:
-                template.environment.handle_exception()
+                environment.handle_exception()
         except TemplateError:
             raise
         except _TEMPLATE_FAILURES as error:

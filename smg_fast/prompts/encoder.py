@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,7 +82,11 @@ class PromptEncoder:
         Raises ``PromptError``, naming ``param``, for a text that is too long for ``context`` tokens whatever they are
         (one that is not may have too many yet), or without a context longer than ``MAX_TEXT_SIZE``.
         """
-        return await self._encode(param, text, add_special_tokens, context)
+        self._check_size(param, text, context)
+        if len(text) < LONG_TEXT:  # so is its cost, about
+            return self.tokenizer.encode(text, add_special_tokens)
+        cost = self.tokenizer.encoding_cost(text)
+        return await self.run(lambda: self.tokenizer.encode(text, add_special_tokens), cost)
 
     async def encode_chat(
         self,
@@ -116,10 +119,9 @@ class PromptEncoder:
                 template_kwargs=template_kwargs,
             )
 
-        items = _items(messages, (tools, documents, template_kwargs))
-        long = len(list(islice(items, LONG_CHAT))) == LONG_CHAT
+        long = _is_long(messages, (tools, documents, template_kwargs))
         text = await _in_thread(self._threads.rendering, render) if long else render()
-        return await self._encode("messages", text, add_special_tokens, context)
+        return await self.encode_text(text, add_special_tokens, context=context, param="messages")
 
     async def run(self, work: Callable[[], _T], cost: int) -> _T:
         """Do what takes about as long as to encode a text of this cost: in a thread, unless that is short."""
@@ -127,11 +129,6 @@ class PromptEncoder:
             return work()
         threads = self._threads
         return await _in_thread(threads.encoding if cost < VERY_LONG_TEXT else threads.encoding_very_long, work)
-
-    async def _encode(self, param: str, text: str, add_special_tokens: bool, context: int | None) -> TokenIds:
-        self._check_size(param, text, context)
-        cost = len(text) if len(text) < LONG_TEXT else self.tokenizer.encoding_cost(text)
-        return await self.run(lambda: self.tokenizer.encode(text, add_special_tokens), cost)
 
     def _check_size(self, param: str, text: str, context: int | None) -> None:
         """Encoding megabytes takes seconds, only to find that they are too much."""
@@ -149,28 +146,30 @@ async def _in_thread(executor: Executor, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
-def _items(messages: Sequence[Message], variables: Sequence[Any]) -> Iterator[Any]:
-    """What rendering a chat takes its time for; to be counted no further than needed."""
+def _is_long(messages: Sequence[Message], variables: Sequence[Any]) -> bool:
+    """Whether there are ``LONG_CHAT`` of what rendering a chat takes its time for; counted no further than needed."""
+    size = len(messages)
+    values = [variable for variable in variables if variable] if any(variables) else []
     for message in messages:
-        yield message
         if isinstance(message.content, list):
-            yield from message.content
-        for call in message.tool_calls or ():
-            yield call
+            size += len(message.content)
+        calls = message.tool_calls or ()
+        size += len(calls)
+        if size >= LONG_CHAT:
+            return True
+        for call in calls:
             arguments = call.function.arguments
-            # Of JSON text the commas tell how many values are in it, about.
-            yield from range(arguments.count(",")) if isinstance(arguments, str) else _values(arguments)
-    for variable in filter(None, variables):
-        yield from _values(variable)
-
-
-def _values(json: Any) -> Iterator[Any]:
-    """Every value inside a JSON value. Not recursive: clients may nest them deeply."""
-    todo = [json]
-    while todo:
-        value = todo.pop()
-        yield value
+            if isinstance(arguments, str):
+                # The commas tell how many values are in JSON text, about.
+                size += arguments.count(",")
+            else:
+                values.append(arguments)
+    # Not recursive: clients may nest JSON deeply.
+    while values and size < LONG_CHAT:
+        value = values.pop()
+        size += 1
         if isinstance(value, Mapping):
-            todo += value.values()
+            values += value.values()
         elif isinstance(value, list):
-            todo += value
+            values += value
+    return size >= LONG_CHAT

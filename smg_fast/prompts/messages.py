@@ -89,13 +89,24 @@ def template_messages(
     TemplateError
         Inside ``TimeLimit``, when the time is up.
     """
-    rendered = [
-        _text_message(message, traits) or _template_message(message, f"messages[{index}]", traits, gives_role)
-        for index, message in enumerate(messages)
-    ]
-    if not traits.developer and any(message.role == _DEVELOPER for message in messages):
-        return _with_one_system_message(rendered, traits)
-    return rendered
+    rendered: list[dict[str, Any]] = []
+    developer = False
+    for index, message in enumerate(messages):
+        check_time()
+        role, content = message.role, message.content
+        # The short way for what nearly all messages are: one text of somebody usual, and nothing else.
+        if (
+            content
+            and type(content) is str
+            and traits.content_strings
+            and role in _USUAL_ROLES
+            and message == Message(role, content)
+        ):
+            rendered.append({"role": role, "content": content})
+        else:
+            rendered.append(_template_message(message, f"messages[{index}]", traits, gives_role))
+            developer = developer or role == _DEVELOPER
+    return _with_one_system_message(rendered, traits) if developer and not traits.developer else rendered
 
 
 def _with_one_system_message(messages: list[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
@@ -107,21 +118,6 @@ def _with_one_system_message(messages: list[dict[str, Any]], traits: TemplateTra
     text = "\n\n".join(filter(None, texts))
     merged = {"role": _SYSTEM, "content": text if traits.content_strings else [{"type": "text", "text": text}]}
     return [merged, *(message for message in messages if message["role"] != _SYSTEM)]
-
-
-def _text_message(message: Message, traits: TemplateTraits) -> dict[str, Any] | None:
-    """The short way for what nearly all messages are: one text of somebody usual, and nothing else."""
-    check_time()
-    role, content = message.role, message.content
-    if (
-        content
-        and type(content) is str
-        and traits.content_strings
-        and role in _USUAL_ROLES
-        and message == Message(role, content)
-    ):
-        return {"role": role, "content": content}
-    return None
 
 
 def _template_message(

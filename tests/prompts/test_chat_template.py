@@ -53,6 +53,39 @@ def test_templates_render_as_in_hugging_faces_environment(text: str, expected: s
     assert rendered(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{% for a in 'xy' %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ a }}{% endfor %}", "10Truex21Falsey"),
+        ("{% for a in 'xyz' if a != 'x' %}{{ loop.index }}{{ a }}{% endfor %}", "1y2z"),
+        ("{% for a in 'xy' %}{{ loop.index }}{{ loop.last }}{% endfor %}", "1False2True"),
+        (
+            "{% for a in 'xy' %}{{ loop.index }}{% for b in 'pq' %}{{ loop.index }}{{ b }}{% endfor %}{% endfor %}",
+            "11p2q21p2q",
+        ),
+        ("{% for a in 'xy' %}{% for b in [loop.index] %}{{ loop.first }}{{ b }}{% endfor %}{% endfor %}", "True1True2"),
+        ("{% for a in 'xy' recursive %}{{ loop.index }}{{ loop('p') if a == 'y' }}{% endfor %}", "121"),
+        ("{% for a in [] %}{{ loop.first }}{% else %}none{% endfor %}", "none"),
+        ("{% for a, b in {'k': 'v'}.items() %}{{ loop.index }}{{ a }}{{ b }}{% endfor %}", "1kv"),
+        ("{% set turn = 7 %}{% for a in 'xy' %}{{ loop.index }}{{ turn }}{% endfor %}", "1727"),
+    ],
+)
+def test_loops_count_their_turns(text: str, expected: str) -> None:
+    assert rendered(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ {'keys': 1}.keys() | list }}{{ {'a': 1}.a }}{{ {'a': 1}.b is defined }}{{ 'x'.a }}", "['keys']1False"),
+        ("{{ namespace(a=1) }}{{ namespace({'b': 2}, a=1).b }}{{ namespace(a=1).b }}", "<Namespace {'a': 1}>2"),
+        ("{% macro m() %}<{% endmacro %}{% autoescape true %}{{ '<' }}{{ m() }}{% endautoescape %}{{ m() }}", "&lt;<<"),
+    ],
+)
+def test_attributes_and_namespaces_are_as_in_jinja(text: str, expected: str) -> None:
+    assert rendered(text) == expected
+
+
 def test_variables_of_a_request() -> None:
     text = "{{ tools | tojson }}{{ (documents or [{}])[0].title }}{{ add_generation_prompt }}{{ level }}{{ eos_token }}"
     chat = template(text, special_tokens={"eos_token": "</s>"})
