@@ -214,9 +214,15 @@ class _Connection(web.RequestHandler):
         """As aiohttp's, which would have a request wait for ever for the rest of a body that turns out to be none."""
         super().data_received(data)
         error = getattr(self._messages[-1][0], "exc", None) if self._messages else None
-        request = self._current_request
-        if isinstance(error, HttpProcessingError) and request is not None and not request.content.is_eof():
-            request.content.set_exception(web.RequestPayloadError(error.message))
+        if not isinstance(error, HttpProcessingError):
+            return
+        # It may be the body of the request at hand, or of the last of those that wait for their turn.
+        bodies = [body for _, body in list(self._messages)[-2:-1]]
+        if self._current_request is not None:
+            bodies.append(self._current_request.content)
+        for body in bodies:
+            if not body.is_eof():
+                body.set_exception(web.RequestPayloadError(error.message))
 
     def handle_error(
         self,

@@ -79,7 +79,8 @@ class Gateway:
     def targets(self, name: str | None) -> Iterator[Target]:
         """Workers of a model for a request to be checked against, the best first; without a name the only one's.
 
-        After the first come those that are ready with other terms: what one refuses another may take.
+        After the first come those with other terms, as what one refuses another may take: such as are ready, then such
+        as may be again, which ``settled`` does not choose.
 
         Raises
         ------
@@ -95,7 +96,13 @@ class Gateway:
             raise self._unknown_model(name) from None
         yield first
         tried = [first.terms]
-        for other in self.other_targets(first):
+        others = self.other_targets(first)
+        others += [
+            self._target(name, worker)
+            for worker in self.registry.serving(name)
+            if worker.state == "unhealthy" and worker.loaded
+        ]
+        for other in others:
             if other.terms not in tried:
                 tried.append(other.terms)
                 yield other

@@ -218,7 +218,7 @@ class BodySink:
 def _head(version: HttpVersion, keep_alive: bool, second: int, content_type: str) -> bytes:
     """The status line and the headers that every answer has; ``second`` is now, since the epoch."""
     lines = [
-        f"HTTP/{version.major}.{version.minor} 200 OK",
+        f"HTTP/{'1.1' if version >= HttpVersion11 else '1.0'} 200 OK",
         f"Content-Type: {content_type}",
         f"Date: {email.utils.formatdate(second, usegmt=True)}",
         f"Server: {SERVER_SOFTWARE}",

@@ -217,6 +217,8 @@ class _Compiled:
             raise ModelDirectoryError(
                 f"{source.origin}, line {error.lineno}: not a chat template: {error.message}"
             ) from None
+        except (SyntaxError, RecursionError) as error:  # of the Python that it becomes
+            raise ModelDirectoryError(f"{source.origin}: a chat template that is nested too deeply: {error}") from None
 
     def gives_role(self, role: str) -> bool:
         """Whether messages of a role reach the prompt; a template that refuses them says so itself, and better."""

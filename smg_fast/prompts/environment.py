@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from .errors import TemplateError
-from .loops import ENUMERATE, count_turns
+from .loops import count_turns
 
 _limit: ContextVar[TimeLimit | None] = ContextVar("limit", default=None)
 
@@ -63,10 +63,11 @@ class _Context(Context):
 
 
 class _CodeGenerator(CodeGenerator):
-    """Jinja's, but for what templates do most: a key of a dictionary is looked up without a call."""
+    """Jinja's, but for what templates do most: a key of a variable's dictionary is looked up without a call."""
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802 (Jinja names it so)
-        if node.attr in _DICT_ATTRIBUTES:
+        # Of variables alone: Python nests no more than 200 brackets.
+        if node.attr in _DICT_ATTRIBUTES or not isinstance(node.node, nodes.Name):
             super().visit_Getattr(node, frame)
             return
         self.write(f"(held[{node.attr!r}] if type(held := ")
@@ -87,7 +88,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         self.filters["tojson"] = _tojson
-        self.filters[ENUMERATE] = enumerate
         self.globals.update(dict=_dict, namespace=_CheckedNamespace, raise_exception=_raise_exception)
         self.globals["strftime_now"] = lambda format: now().strftime(format)
         # Text of any length for the asking, and no chat has use for it.

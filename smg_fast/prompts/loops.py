@@ -7,9 +7,6 @@ from collections.abc import Callable
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-ENUMERATE = "enumerate turns"
-"""Name of the filter that a changed loop goes through; no template can spell it."""
-
 #: Attributes of ``loop`` that are told by the number of the turn.
 _FROM_NUMBER: dict[str, Callable[[nodes.Expr], nodes.Expr]] = {
     "index0": lambda number: number,
@@ -20,14 +17,15 @@ _FROM_NUMBER: dict[str, Callable[[nodes.Expr], nodes.Expr]] = {
 
 def count_turns(tree: nodes.Template) -> None:
     """Change the loops of which ``loop`` is asked for no more than the number of the turn."""
+    taken = {value for node in tree.find_all(nodes.Node) for _, value in node.iter_fields() if isinstance(value, str)}
     name = "turn"
-    while any(node.name == name for node in tree.find_all(nodes.Name)):
+    while name in taken:
         name += "_"
     for loop in list(tree.find_all(nodes.For)):
         if _needs_number_only(loop):
             loop.body = [_Numbering(name).visit(node) for node in loop.body]
             loop.target = nodes.Tuple([nodes.Name(name, "store"), loop.target], "store")
-            loop.iter = nodes.Filter(loop.iter, ENUMERATE, [], [], None, None)
+            loop.iter = nodes.Call(nodes.ImportedName("builtins.enumerate"), [loop.iter], [], None, None)
 
 
 def _needs_number_only(loop: nodes.For) -> bool:
@@ -44,7 +42,8 @@ def _needs_number_only(loop: nodes.For) -> bool:
 
 
 def _loops(node: nodes.Node) -> int:
-    return sum(name.name == "loop" for name in node.find_all(nodes.Name))
+    named: tuple[type[nodes.Name | nodes.Macro], ...] = (nodes.Name, nodes.Macro)
+    return sum(found.name == "loop" for found in node.find_all(named))
 
 
 def _is_number(node: nodes.Getattr) -> bool:

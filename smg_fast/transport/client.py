@@ -239,9 +239,12 @@ class EngineClient:
     @property
     def ready_response(self) -> ReadyResponse | None:
         """What a ready engine told of itself, or one that was. ``None``: none of those that registered last was."""
-        engines = self._group.engines
-        ready = next((engine for engine in engines if engine.ready), None)
-        known = ready or next((engine for engine in engines if engine.protocol is not None), None)
+        known: Engine | None = None
+        for engine in self._group.engines:
+            if engine.ready:
+                return engine.ready_response
+            if known is None and engine.protocol is not None:
+                known = engine
         return None if known is None else known.ready_response
 
     @property

@@ -137,9 +137,11 @@ class Registry(Generic[ModelT]):
 
     def _usable(self, name: str) -> list[Worker[ModelT]]:
         """Those that are ready; with none ready, those on which a request may be tried."""
+        ready = [worker for worker in self._workers.values() if worker.ready and name in worker.names]
+        if ready and not self._closing:
+            return ready
         workers = self.serving(name)
-        ready = [worker for worker in workers if worker.ready]
-        usable = ready or [worker for worker in workers if worker.accepting]
+        usable = [worker for worker in workers if worker.accepting]
         if not usable:
             raise EngineUnavailable(reasons(workers))
         return usable

@@ -148,7 +148,7 @@ class Worker(Generic[ModelT]):
     @property
     def ready(self) -> bool:
         """Whether it takes requests."""
-        return self.state == "ready"
+        return self._phase == "active" and self.client.ready
 
     @property
     def accepting(self) -> bool:

@@ -253,6 +253,25 @@ async def test_a_body_that_turns_out_to_be_none(caplog: pytest.LogCaptureFixture
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
+async def test_a_body_that_turns_out_to_be_none_behind_another_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Its request waits for its turn on the connection, and has come no further than its head."""
+    async with served("--tick-ms", "5") as (server, engine):
+        body = json.dumps({"prompt": "hello", "max_tokens": 20, "ignore_eos": True}).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(b"Content-Length: %d\r\n" % len(body), body))
+        writer.write(post(b"Transfer-Encoding: chunked\r\n"))
+        await eventually(engine.counters, lambda counters: counters.adds == 1)
+        writer.write(b"zz\r\n")
+        received = await asyncio.wait_for(reader.read(), PATIENCE)
+        first, second = received.split(b"HTTP/1.1 ")[1:3]
+        assert first.startswith(b"200 ")
+        assert second.startswith(b"400 ")
+        assert b"zz" in second
+        writer.close()
+        assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
 async def test_a_body_that_is_not_compressed_as_it_says_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     async with gateway() as server:
         garbage = post(b"Content-Encoding: gzip\r\nContent-Length: 2\r\n", b"{}")

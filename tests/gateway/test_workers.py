@@ -679,12 +679,13 @@ async def test_a_request_goes_to_a_worker_whose_context_it_fits(api: Api) -> Non
         assert (status, answer["error"]["param"]) == (400, "temperature")
         assert (await engine.idle()).adds == 5
 
-        # One that would take it and is not ready does not count.
+        # Where one would take it that is away for now, it is no fault of the request.
         await engine.kill()
         await api.state(long, "unhealthy")
         status, answer = await api.complete("m", prompt=said)
-        assert status == 400
-        assert "64" in answer["error"]["message"]
+        assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
+        status, answer = await api.complete("m", prompt="word " * 600)
+        assert (status, answer["error"]["code"]) == (400, "invalid_value")
 
 
 # --- the gateway's beginning and end ---

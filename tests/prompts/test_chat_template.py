@@ -68,10 +68,18 @@ def test_templates_render_as_in_hugging_faces_environment(text: str, expected: s
         ("{% for a in [] %}{{ loop.first }}{% else %}none{% endfor %}", "none"),
         ("{% for a, b in {'k': 'v'}.items() %}{{ loop.index }}{{ a }}{{ b }}{% endfor %}", "1kv"),
         ("{% set turn = 7 %}{% for a in 'xy' %}{{ loop.index }}{{ turn }}{% endfor %}", "1727"),
+        ("{% for a in 'xy' %}{% macro turn() %}m{% endmacro %}{{ loop.index }}{{ turn() }}{% endfor %}", "1m2m"),
+        ("{% for a in 'xy' %}{% macro loop() %}m{% endmacro %}{{ loop.index }}{% endfor %}", ""),
     ],
 )
 def test_loops_count_their_turns(text: str, expected: str) -> None:
     assert rendered(text) == expected
+
+
+def test_a_template_may_be_nested_as_deeply_as_python_allows() -> None:
+    assert rendered("{% if false %}{{ messages[0]" + ".x" * 150 + " }}{% endif %}") == ""
+    with pytest.raises(ModelDirectoryError, match=r"test\.jinja: a chat template that is nested too deeply"):
+        template("{{ messages[0]" + ".x" * 300 + " }}")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..._codec import Protocol, encode_vllm_request
-from ..request import Constraint, ConstraintKind, GenerationRequest, SamplingParams
+from ..request import Constraint, ConstraintKind, GenerationRequest
 from .capabilities import ConstraintBackend
 
 #: Temperatures between 0, which is greedy, and this one are raised to it.
@@ -34,18 +34,32 @@ def encode_request(
     ``arrival_time`` is in seconds since the epoch: requests of one priority are taken in its order.
     """
     sampling = request.sampling
+    # Greedy sampling chooses from all tokens, whatever else is asked for.
+    greedy = sampling.temperature == 0
+    eos_token_ids = request.eos_token_ids
+    stops = () if sampling.ignore_eos else eos_token_ids
+    constraint = _constraint(sampling.constraint, backend)
+    # All by name, nothing unpacked: it is called for every request.
     return encode_vllm_request(
         protocol,
         request.rid,
         request.prompt_ids,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
-        **_randomness(sampling),
+        temperature=0.0 if greedy else max(sampling.temperature, _MIN_TEMPERATURE),
+        top_p=1.0 if greedy else sampling.top_p,
+        top_k=0 if greedy else max(sampling.top_k, 0),
+        min_p=0.0 if greedy else sampling.min_p,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         seed=sampling.seed,
-        **_ends(request),
+        # The engine knows no token of the model's own, and reports those of `stop_token_ids` as the reason.
+        ignore_eos=sampling.ignore_eos,
+        eos_token_id=stops[0] if stops else None,
+        stop_token_ids=_once(stops[1:] + sampling.stop_token_ids),
+        # What it must not sample within the first `min_tokens`.
+        all_stop_token_ids=_once(eos_token_ids + sampling.stop_token_ids),
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         # What comes out of the cache is not computed, and has no logprobs.
@@ -53,7 +67,13 @@ def encode_request(
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words_token_ids=sampling.bad_words,
-        **_constraint(sampling.constraint, backend),
+        json=constraint.get("json"),
+        regex=constraint.get("regex"),
+        choice=constraint.get("choice"),
+        grammar=constraint.get("grammar"),
+        json_object=constraint.get("json_object", False),
+        structural_tag=constraint.get("structural_tag"),
+        backend=constraint.get("backend"),
         arrival_time=arrival_time,
         cache_salt=request.cache_salt,
         data_parallel_rank=request.data_parallel_rank,
@@ -63,35 +83,8 @@ def encode_request(
     )
 
 
-def _randomness(sampling: SamplingParams) -> dict[str, Any]:
-    """Greedy sampling chooses from all tokens, whatever else is asked for."""
-    if sampling.temperature == 0:
-        return {"temperature": 0.0}
-    return {
-        "temperature": max(sampling.temperature, _MIN_TEMPERATURE),
-        "top_p": sampling.top_p,
-        "top_k": max(sampling.top_k, 0),
-        "min_p": sampling.min_p,
-    }
-
-
-def _ends(request: GenerationRequest) -> dict[str, Any]:
-    """What the engine stops at.
-
-    It knows no token of the model's own, and reports those of ``stop_token_ids`` as the reason. ``all_stop_token_ids``
-    are those that it must not sample within the first ``min_tokens``.
-    """
-    sampling = request.sampling
-    first, further = request.eos_token_ids[:1], request.eos_token_ids[1:]
-    everything = dict.fromkeys(request.eos_token_ids + sampling.stop_token_ids)
-    if sampling.ignore_eos:
-        first, further = (), ()
-    return {
-        "ignore_eos": sampling.ignore_eos,
-        "eos_token_id": first[0] if first else None,
-        "stop_token_ids": list(dict.fromkeys(further + sampling.stop_token_ids)),
-        "all_stop_token_ids": list(everything),
-    }
+def _once(ids: tuple[int, ...]) -> list[int]:
+    return list(dict.fromkeys(ids))
 
 
 def _constraint(constraint: Constraint | None, backend: ConstraintBackend) -> dict[str, Any]:
