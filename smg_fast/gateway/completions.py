@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -218,25 +218,17 @@ async def _attempt(
 def _response_format(id: str, request: AnyRequest, target: Target, created: int) -> ResponseFormat:
     options = request.stream_options
     include_usage = bool(options is not None and options.include_usage)
-    continuous_usage = bool(include_usage and options is not None and options.continuous_usage_stats)
+    given: dict[str, Any] = {
+        "id": id,
+        "model": target.name,
+        "created": created,
+        "stream": bool(request.stream),
+        "include_usage": include_usage,
+        "continuous_usage": bool(include_usage and options is not None and options.continuous_usage_stats),
+    }
     if isinstance(request, ChatCompletionRequest):
-        return ResponseFormat.chat(
-            id=id,
-            model=target.name,
-            created=created,
-            stream=bool(request.stream),
-            include_usage=include_usage,
-            continuous_usage=continuous_usage,
-            role=_role(request),
-        )
-    return ResponseFormat.completion(
-        id=id,
-        model=target.name,
-        created=created,
-        stream=bool(request.stream),
-        include_usage=include_usage,
-        continuous_usage=continuous_usage,
-    )
+        return ResponseFormat.chat(**given, role=_role(request))
+    return ResponseFormat.completion(**given)
 
 
 def _generations(

@@ -36,7 +36,7 @@ class SocketReader:
         self._loop = asyncio.get_running_loop()
         self._more: asyncio.Handle | None = None
         self._descriptor = int(socket.get(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.add_reader(self._descriptor, self._look)
         self.check()
 
     def drain(self) -> None:
@@ -58,10 +58,12 @@ class SocketReader:
     def _readable(self) -> bool:
         return bool(self._socket.get(_EVENTS) & _POLLIN)  # type: ignore[operator]
 
-    def _read(self) -> None:
+    def _look(self) -> None:
         # The descriptor tells of much that is no message.
-        if not self._readable():
-            return
+        if self._readable():
+            self._read()
+
+    def _read(self) -> None:
         receive = self._receive
         messages: list[Message] = []
         # To meet the end once costs less than to ask after each message whether there is another.
@@ -81,4 +83,4 @@ class SocketReader:
 
     def _next_turn(self) -> None:
         self._more = None
-        self._read()
+        self._look()
