@@ -19,6 +19,7 @@ __all__ = [
     "Prompt",
     "Protocol",
     "ReadyResponse",
+    "RequestHead",
     "ResponseFormat",
     "TextOptions",
     "TokenIds",
@@ -355,6 +356,42 @@ class Connection:
         ------
         ValueError
             The descriptor is negative.
+        """
+
+@final
+class RequestHead:
+    """The head of an HTTP/1.1 request that asks for no more than to read a body and to answer.
+
+    Attributes
+    ----------
+    path : str
+        The target as written.
+    content_length : int
+        Bytes of the body.
+    keep_alive : bool
+        Whether the connection may be used again.
+    rank : str or None
+        The value of ``X-data-parallel-rank``.
+    size : int
+        Bytes of the head; the body follows.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def content_length(self) -> int: ...
+    @property
+    def keep_alive(self) -> bool: ...
+    @property
+    def rank(self) -> str | None: ...
+    @property
+    def size(self) -> int: ...
+    @staticmethod
+    def parse(data: bytes) -> RequestHead | None:
+        """The head that ``data`` begins with.
+
+        ``None`` unless all of it is there, it is well-formed, a POST whose body has a told length and is JSON if any
+        type is given, and has nothing to do with other codings, expectations, or protocols.
         """
 
 @final

@@ -7,11 +7,12 @@ from aiohttp import HttpVersion11, web
 
 from .._codec import __version__
 from .body import STRICT
-from .completions import chat_completions, completions
+from .completions import ENDPOINTS
+from .connections import Service
 from .errors import ApiError, errors_middleware, quiet_malformed_requests
 from .models import ModelList
 from .processes import PROCESS, GatewayProcess, all_processes_middleware
-from .serving import GATEWAY, Gateway
+from .serving import GATEWAY
 from .tokenization import detokenize, tokenize
 from .workers import add_worker, change_worker, get_worker, list_loads, list_workers, remove_worker
 
@@ -25,25 +26,18 @@ _UNSUPPORTED = {
 }
 
 
-def create_app(
-    gateway: Gateway, *, max_body_size: int, strict: bool = False, process: GatewayProcess | None = None
-) -> web.Application:
-    """The HTTP application.
-
-    ``max_body_size`` is in bytes. ``strict``: names that a request does not have are refused. ``process``: which one
-    this is, of several.
-    """
+def create_app(service: Service, process: GatewayProcess | None = None) -> web.Application:
+    """The HTTP application. ``process``: which one this is, of several."""
     quiet_malformed_requests()
-    app = web.Application(middlewares=[errors_middleware], client_max_size=max_body_size)
-    app[GATEWAY] = gateway
+    app = web.Application(middlewares=[errors_middleware], client_max_size=service.max_body_size)
+    app[GATEWAY] = service.gateway
     if process is not None:
         app[PROCESS] = process
         app.middlewares.insert(0, all_processes_middleware)
-    app[STRICT] = strict
+    app[STRICT] = service.strict
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat_completions, expect_handler=on_expect),
-            web.post("/v1/completions", completions, expect_handler=on_expect),
+            *(web.post(path, endpoint.handle, expect_handler=on_expect) for path, endpoint in ENDPOINTS.items()),
             web.get("/v1/models", list_models),
             web.get("/v1/models/{id:.+}", get_model),
             web.post("/tokenize", tokenize, expect_handler=on_expect),

@@ -17,14 +17,22 @@ _JSON = "application/json"
 
 
 async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request], *, strict: bool = False) -> Request:
-    """The typed request in a body of at most the application's ``client_max_size`` bytes.
+    """The typed request in a body.
 
     ``strict``: names that it does not have are refused, whatever the application does.
+
+    Raises as ``read_body`` and ``decode`` do.
+    """
+    return decode(decoder, await read_body(http), strict=strict or http.app[STRICT])
+
+
+async def read_body(http: web.Request) -> bytes:
+    """A body of at most the application's ``client_max_size`` bytes, as JSON.
 
     Raises
     ------
     ApiError
-        415 for a content type other than JSON's. One that is not given is taken for it. 400 as ``decode`` has it.
+        415 for a content type other than JSON's. One that is not given is taken for it.
     web.HTTPRequestEntityTooLarge
         The body is larger than allowed.
     """
@@ -35,17 +43,6 @@ async def read_request(http: web.Request, decoder: msgspec.json.Decoder[Request]
             f"The content type must be application/json, got {http.content_type}",
             code="unsupported_content_type",
         )
-    return decode(decoder, await _read(http), strict=strict or http.app[STRICT])
-
-
-async def _read(http: web.Request) -> bytes:
-    """The body; mostly it has come in one piece with its headers."""
-    content = http.content
-    if not content.is_eof():
-        if http.content_length is not None and http.content_length > http.client_max_size:
-            raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
-        return await http.read()
-    body = content.read_nowait()
-    if len(body) > http.client_max_size:
-        raise web.HTTPRequestEntityTooLarge(http.client_max_size, len(body))
-    return body
+    if http.content_length is not None and http.content_length > http.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(http.client_max_size, http.content_length)
+    return await http.read()

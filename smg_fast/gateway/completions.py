@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -20,8 +20,10 @@ from .._codec import Prompt, ResponseFormat, TokenIds
 from ..engines import GenerationRequest
 from ..prompts.errors import PromptError
 from ..transport import EngineUnavailable
-from .body import read_request
+from .body import STRICT, read_body
+from .decoding import decode
 from .errors import ApiError, invalid
+from .exchange import AiohttpExchange, Exchange, WrittenResponse
 from .plans import Plan
 from .requests import ChatCompletionRequest, CompletionRequest
 from .sampling import for_choice, for_prompts
@@ -33,12 +35,9 @@ logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
 
-_CHAT = msgspec.json.Decoder(ChatCompletionRequest)
-_COMPLETION = msgspec.json.Decoder(CompletionRequest)
-
 _ID_PREFIX = {ChatCompletionRequest: "chatcmpl", CompletionRequest: "cmpl"}
 
-_RANK_HEADER = "X-data-parallel-rank"
+RANK_HEADER = "X-data-parallel-rank"
 _RANK = re.compile(r"[0-9]{1,9}")
 
 #: Whose the answers are.
@@ -60,20 +59,43 @@ class _Accepted(msgspec.Struct, frozen=True):
     prompts: Sequence[_Prompt]
 
 
-async def chat_completions(http: web.Request) -> web.StreamResponse:
-    """``POST /v1/chat/completions``"""
-    gateway = http.app[GATEWAY]
-    with gateway.in_flight:
-        request = await _read(http, _CHAT)
-        return await _answer(http, gateway, request, await _accepted(gateway, request, _chat_prompts))
+class Endpoint(Generic[RequestT]):
+    """One of the paths that engines answer."""
 
+    def __init__(
+        self, path: str, type: type[RequestT], encode: Callable[[RequestT, Target], Awaitable[Sequence[_Prompt]]]
+    ) -> None:
+        """``encode``: what makes prompts of a request."""
+        self.path = path
+        self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(type)
+        self._encode: Callable[[RequestT, Target], Awaitable[Sequence[_Prompt]]] = encode
 
-async def completions(http: web.Request) -> web.StreamResponse:
-    """``POST /v1/completions``"""
-    gateway = http.app[GATEWAY]
-    with gateway.in_flight:
-        request = await _read(http, _COMPLETION)
-        return await _answer(http, gateway, request, await _accepted(gateway, request, _completion_prompts))
+    async def answer(
+        self, exchange: Exchange, gateway: Gateway, body: bytes, rank: str | None, *, strict: bool
+    ) -> None:
+        """Answer the request in a body, all of it.
+
+        ``rank``: what the request's head says of it; vLLM's clients name it there. What the body says goes first.
+        ``strict`` as ``decode`` has it.
+
+        Raises whatever kept the answer from beginning: ``ApiError``, ``EngineError``, ``PromptError``, and
+        ``ConnectionError`` if the client is gone.
+        """
+        request = decode(self._decoder, body, strict=strict)
+        if rank is not None and request.data_parallel_rank is None:
+            if not _RANK.fullmatch(rank):
+                raise invalid(RANK_HEADER, f"{RANK_HEADER} must be the number of an engine, got {rank!r}")
+            request = msgspec.structs.replace(request, data_parallel_rank=int(rank))
+        await _answer(exchange, gateway, request, await _accepted(gateway, request, self._encode))
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Answer a request that aiohttp has read."""
+        gateway = http.app[GATEWAY]
+        with gateway.in_flight:
+            exchange = AiohttpExchange(http)
+            rank = http.headers.get(RANK_HEADER)
+            await self.answer(exchange, gateway, await read_body(http), rank, strict=http.app[STRICT])
+            return WrittenResponse(exchange)
 
 
 async def _accepted(
@@ -135,17 +157,6 @@ async def _completion_prompts(request: CompletionRequest, target: Target) -> Seq
     return prompts
 
 
-async def _read(http: web.Request, decoder: msgspec.json.Decoder[RequestT]) -> RequestT:
-    """The request in the body. vLLM's clients name the rank in a header; what the body says goes first."""
-    request = await read_request(http, decoder)
-    rank = http.headers.get(_RANK_HEADER)
-    if rank is None or request.data_parallel_rank is not None:
-        return request
-    if not _RANK.fullmatch(rank):
-        raise invalid(_RANK_HEADER, f"{_RANK_HEADER} must be the number of an engine, got {rank!r}")
-    return msgspec.structs.replace(request, data_parallel_rank=int(rank))
-
-
 def _echo(request: ChatCompletionRequest) -> str | None:
     """The last message's text, if the answer is more of the same: the assistant's, or of whoever's turn it still is."""
     last = request.messages[-1]
@@ -165,12 +176,13 @@ async def _planned(gateway: Gateway, request: AnyRequest, target: Target) -> Pla
     return plan
 
 
-async def _answer(http: web.Request, gateway: Gateway, request: AnyRequest, accepted: _Accepted) -> web.StreamResponse:
-    """The answer; from another engine, once, if this one is lost before a byte of it has been sent."""
+async def _answer(exchange: Exchange, gateway: Gateway, request: AnyRequest, accepted: _Accepted) -> None:
+    """Answer it; from another engine, once, if this one is lost before a byte of it has been sent."""
     target, plan, prompts = accepted.target, accepted.plan, accepted.prompts
     try:
         target = gateway.settled(target)
-        return await _attempt(http, target, request, prompts, plan)
+        await _attempt(exchange, target, request, prompts, plan)
+        return
     except EngineUnavailable as error:
         for other in gateway.other_targets(target):
             try:
@@ -184,21 +196,21 @@ async def _answer(http: web.Request, gateway: Gateway, request: AnyRequest, acce
             raise
         url = other.worker.spec.url
         logger.warning("a request for %s is tried once more, on worker %s: %s", target.name, url, error)
-    return await _attempt(http, other, request, prompts, plan)
+    await _attempt(exchange, other, request, prompts, plan)
 
 
 async def _attempt(
-    http: web.Request,
+    exchange: Exchange,
     target: Target,
     request: AnyRequest,
     prompts: Sequence[_Prompt],
     plan: Plan,
-) -> web.StreamResponse:
+) -> None:
     id = f"{_ID_PREFIX[type(request)]}-{random.getrandbits(96):024x}"
     requests = _generations(id, request, prompts, target, plan)
     client = target.client
     created = int(time.time())
-    sink = EventStream(http, client, created) if request.stream else BodySink(http)
+    sink = EventStream(exchange, client, created) if request.stream else BodySink(exchange)
     key = await client.generate(
         sink,
         format=_response_format(id, request, target, created),
@@ -209,7 +221,7 @@ async def _attempt(
         connection=sink.connection,
     )
     try:
-        return await sink.deliver(key)
+        await sink.deliver(key)
     finally:
         # After a whole answer there is nothing to cancel; before its end, the client is gone.
         client.cancel(key)
@@ -251,3 +263,12 @@ def _generations(
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for choice in range(n)
     ]
+
+
+ENDPOINTS: dict[str, Endpoint[Any]] = {
+    endpoint.path: endpoint
+    for endpoint in (
+        Endpoint("/v1/chat/completions", ChatCompletionRequest, _chat_prompts),
+        Endpoint("/v1/completions", CompletionRequest, _completion_prompts),
+    )
+}

@@ -113,26 +113,28 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     """Turn whatever goes wrong before the first byte of an answer into an ``ErrorBody``."""
     try:
         return await handler(request)
-    except ApiError as error:
-        return error.response()
-    except EngineError as error:
-        return engine_failure(error).response()
-    except PromptError as error:
-        return invalid(error.param or "messages", str(error)).response()
     except web.HTTPException as error:
         return _http_error(request, error).response()
     except web.RequestPayloadError as error:
         return malformed("The body cannot be read", error.__cause__ or error).response()
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)  # to nobody
-    except Exception:
-        # The outermost border: what nobody foresaw is logged here, and becomes a 500 of the right shape.
+    except Exception as error:  # the outermost border: what nobody foresaw is logged by ``told``
         if request.writer.output_size > 0:
             raise  # an answer has begun: nothing but closing the connection is left
-        logger.exception("%s %s failed", request.method, request.path)
-        return ApiError(
-            HTTPStatus.INTERNAL_SERVER_ERROR, "An internal error occurred", code="internal_error"
-        ).response()
+        return told(error, request.method, request.path).response()
+
+
+def told(error: Exception, method: str, path: str) -> ApiError:
+    """What a client is told of a request that has failed; what nobody foresaw is logged, and becomes a 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError):
+        return engine_failure(error)
+    if isinstance(error, PromptError):
+        return invalid(error.param or "messages", str(error))
+    logger.error("%s %s failed", method, path, exc_info=error)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "An internal error occurred", code="internal_error")
 
 
 def quiet_malformed_requests() -> None:

@@ -6,11 +6,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from ..prompts.encoder import PromptThreads
 from ..settings import GatewaySettings, WorkerSettings
@@ -18,7 +16,7 @@ from ..transport import BindError
 from ..transport.socket_directory import clear_stale_socket, prepare_directory, remove_socket
 from ..workers import ModelSource, Registry, Worker, WorkerSpec, shared
 from .app import create_app
-from .errors import malformed
+from .connections import Runner, Service
 from .models import ServedModel
 from .processes import GatewayProcess
 from .serving import Gateway
@@ -27,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for the last bytes to reach their clients, once the engines have been let go.
 _FLUSH_TIMEOUT = 2.0
-#: Seconds an idle connection is kept: longer than load balancers do, so that it is they who close it.
-_KEEPALIVE = 120.0
 _MIB = 1 << 20
 #: Connections that may wait to be accepted: clients tend to come all at once.
 _BACKLOG = 1024
@@ -57,17 +53,9 @@ class GatewayServer:
         self._specs = [worker_spec(worker) for worker in workers]
         self._workers: list[Worker[ServedModel]] = []
         self.gateway = Gateway(Registry(self._load), removal_timeout=settings.shutdown_timeout)
-        app = create_app(
-            self.gateway, max_body_size=settings.max_body_size * _MIB, strict=settings.strict, process=process
-        )
-        # aiohttp takes the timeout twice: until it cancels a handler, and for the cancelled one to end.
-        self._runner = _Runner(
-            app,
-            access_log=None,
-            handler_cancellation=True,
-            keepalive_timeout=_KEEPALIVE,
-            shutdown_timeout=_FLUSH_TIMEOUT / 2,
-        )
+        service = Service(self.gateway, settings.max_body_size * _MIB, settings.strict, alone=process is None)
+        # The timeout is taken twice: until a handler is cancelled, and for the cancelled one to end.
+        self._runner = Runner(create_app(service, process), service, shutdown_timeout=_FLUSH_TIMEOUT / 2)
         self._hurried = asyncio.Event()
         self._site: web.TCPSite | None = None
         self._socket: Path | None = None
@@ -189,55 +177,6 @@ class GatewayServer:
         if self._socket is not None:
             remove_socket(self._socket)
         self._threads.stop()
-
-
-class _Runner(web.AppRunner):
-    """Listens with connections that are ``_Connection``; aiohttp has no other way to say so."""
-
-    async def _make_server(self) -> web.Server:
-        server = await super()._make_server()
-        server.__class__ = _Connections
-        return server
-
-
-class _Connections(web.Server):
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
-
-
-class _Connection(web.RequestHandler):
-    """Has an ``ErrorBody`` for what never comes as far as the application: bytes that are no HTTP."""
-
-    __slots__ = ()
-
-    def data_received(self, data: bytes) -> None:
-        """As aiohttp's, which would have a request wait for ever for the rest of a body that turns out to be none."""
-        super().data_received(data)
-        error = getattr(self._messages[-1][0], "exc", None) if self._messages else None
-        if not isinstance(error, HttpProcessingError):
-            return
-        # It may be the body of the request at hand, or of the last of those that wait for their turn.
-        bodies = [body for _, body in list(self._messages)[-2:-1]]
-        if self._current_request is not None:
-            bodies.append(self._current_request.content)
-        for body in bodies:
-            if not body.is_eof():
-                body.set_exception(web.RequestPayloadError(error.message))
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """As aiohttp's, which logs it, but for the body; the connection is closed after it."""
-        told = super().handle_error(request, status, exc, message)
-        if not isinstance(exc, HttpProcessingError):
-            return told
-        response = malformed("The request is no valid HTTP", exc).response()
-        response.force_close()
-        return response
 
 
 def url_of(host: str, port: int) -> str:

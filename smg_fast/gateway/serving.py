@@ -43,16 +43,22 @@ class InFlight:
         self._none = asyncio.Event()
         self._none.set()
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         self._count += 1
         self._none.clear()
+
+    def end(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    def __enter__(self) -> None:
+        self.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._count -= 1
-        if not self._count:
-            self._none.set()
+        self.end()
 
     def __len__(self) -> int:
         return self._count

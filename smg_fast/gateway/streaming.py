@@ -8,18 +8,13 @@ and for the end.
 from __future__ import annotations
 
 import asyncio
-import email.utils
-import functools
 import time
 from typing import Protocol
-
-from aiohttp import HttpVersion, HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import SERVER_SOFTWARE
 
 from .._codec import Connection, Output
 from ..transport import EngineError
 from .errors import engine_failure
+from .exchange import Exchange, response_head
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -49,29 +44,29 @@ class EventStream:
         "_client",
         "_ended",
         "_error",
-        "_keep_alive",
+        "_exchange",
         "_key",
         "_native",
         "_news",
-        "_request",
         "_rest",
         "_slow",
         "_transport",
         "connection",
     )
 
-    def __init__(self, request: web.Request, client: FlowControl, created: int) -> None:
+    def __init__(self, exchange: Exchange, client: FlowControl, created: int) -> None:
         """``created``: now, in seconds since the epoch. Raises ``ConnectionError`` if the client is gone."""
-        if request.transport is None:
+        if exchange.transport is None:
             raise ConnectionResetError("the client is gone")
-        self._request = request
+        self._exchange = exchange
         self._client = client
-        self._transport = request.transport
-        self._chunked = request.version >= HttpVersion11
-        self._keep_alive = self._chunked and bool(request.keep_alive)
+        self._transport = exchange.transport
+        self._chunked = exchange.framed
+        if not self._chunked:
+            exchange.keep_alive = False
         # Not written on a connection that is to be closed, and its descriptor with it; nor past what still waits there.
         native = self._chunked and not self._transport.is_closing() and not self._transport.get_write_buffer_size()
-        head = _head(request.version, self._keep_alive, created, "text/event-stream; charset=utf-8")
+        head = response_head(self._chunked, exchange.keep_alive, created, "text/event-stream; charset=utf-8")
         self.connection = Connection(
             b"%bCache-Control: no-cache\r\n%b\r\n" % (head, _CHUNKED if self._chunked else b""),
             fd=self._transport.get_extra_info("socket").fileno() if native else None,
@@ -94,7 +89,7 @@ class EventStream:
             # From the first byte that waits here until the last is gone, the socket is not written to natively.
             self._transport.set_write_buffer_limits(high=0)
         self._transport.write(chunk)
-        if not self._slow and (self._native or self._request.protocol.writing_paused):
+        if not self._slow and (self._native or self._exchange.writing_paused):
             self._slow = True
             if self._key is not None:
                 self._client.pause(self._key)
@@ -115,7 +110,7 @@ class EventStream:
 
     # --- the answer ---
 
-    async def deliver(self, key: int) -> web.StreamResponse:
+    async def deliver(self, key: int) -> None:
         """See the response with this key through to its end.
 
         Raises
@@ -128,56 +123,45 @@ class EventStream:
         self._key = key
         if self._slow:
             self._client.pause(key)
+        try:
+            await self._until_end(key)
+            if self._slow:
+                await self._exchange.drain()
+            if self._rest and not self._transport.is_closing():
+                self._transport.write(self._rest)
+                await self._exchange.drain()
+        except EngineError:
+            raise
+        except Exception:
+            self._transport.close()  # the answer may have begun: nothing can follow on this connection
+            raise
+
+    async def _until_end(self, key: int) -> None:
         while not self._ended:
             await self._news.wait()
             self._news.clear()
             if self._error is not None:
                 raise self._error
             if self._slow:
-                await self._request.writer.drain()
+                await self._exchange.drain()
                 self._slow = False
                 gathered = self._client.resume(key)
                 if gathered is not None:
                     self.write(gathered)
-        if self._slow:
-            await self._request.writer.drain()
-        if self._rest and not self._transport.is_closing():
-            self._transport.write(self._rest)
-            await self._request.writer.drain()
-        return _WrittenResponse(self._keep_alive)
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n%b" % (len(data), data, _LAST_CHUNK) if self._chunked else data
 
 
-class _WrittenResponse(web.StreamResponse):
-    """For aiohttp: an answer that is on its way already."""
-
-    def __init__(self, keep_alive: bool) -> None:
-        super().__init__()
-        self._usable = keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        pass
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection may be used again."""
-        return self._usable
-
-
 class BodySink:
     """A whole JSON body, written straight to the connection when all of it is there."""
 
-    __slots__ = ("_body", "_request")
+    __slots__ = ("_body", "_exchange")
 
     connection = None
 
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def write(self, chunk: bytes) -> None:
@@ -192,8 +176,8 @@ class BodySink:
         if not self._body.done():
             self._body.set_exception(error)
 
-    async def deliver(self, key: int) -> web.StreamResponse:
-        """The answer, once it is there.
+    async def deliver(self, key: int) -> None:
+        """Write the answer, once it is there.
 
         Raises
         ------
@@ -203,26 +187,10 @@ class BodySink:
             The client is gone.
         """
         body = await self._body
-        request = self._request
-        transport, keep_alive = request.transport, bool(request.keep_alive)
-        if transport is None:
+        exchange = self._exchange
+        if exchange.transport is None:
             raise ConnectionResetError("the client is gone")
-        head = _head(request.version, keep_alive, int(time.time()), "application/json")
-        transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
-        if request.protocol.writing_paused:
-            await request.writer.drain()
-        return _WrittenResponse(keep_alive)
-
-
-@functools.lru_cache(maxsize=8)
-def _head(version: HttpVersion, keep_alive: bool, second: int, content_type: str) -> bytes:
-    """The status line and the headers that every answer has; ``second`` is now, since the epoch."""
-    lines = [
-        f"HTTP/{'1.1' if version >= HttpVersion11 else '1.0'} 200 OK",
-        f"Content-Type: {content_type}",
-        f"Date: {email.utils.formatdate(second, usegmt=True)}",
-        f"Server: {SERVER_SOFTWARE}",
-    ]
-    if keep_alive != (version >= HttpVersion11):
-        lines.append(f"Connection: {'keep-alive' if keep_alive else 'close'}")
-    return "\r\n".join([*lines, ""]).encode("ascii")
+        head = response_head(exchange.framed, exchange.keep_alive, int(time.time()), "application/json")
+        exchange.transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
+        if exchange.writing_paused:
+            await exchange.drain()

@@ -3,6 +3,7 @@
 mod columns;
 mod connection;
 mod dispatcher;
+mod http;
 mod options;
 mod outcome;
 mod protocol;
@@ -31,6 +32,8 @@ mod codec {
     use super::connection::Connection;
     #[pymodule_export]
     use super::dispatcher::Dispatcher;
+    #[pymodule_export]
+    use super::http::RequestHead;
     #[pymodule_export]
     use super::options::{Prompt, ResponseFormat, TextOptions};
     #[pymodule_export]
