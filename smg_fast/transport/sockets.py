@@ -9,6 +9,7 @@ import zmq
 from .addresses import WorkerAddresses
 from .errors import BindError
 from .socket_directory import clear_stale_socket, prepare_directory, remove_socket
+from .threads import yielding_threads
 
 #: Messages that may wait for an engine that is slow to take them. Requests beyond it are refused as busy.
 _INPUT_BACKLOG = 1024
@@ -33,8 +34,9 @@ class WorkerSockets:
         # A context of its own: when it has ended, so has everything of this worker, and the addresses are free.
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
+        with yielding_threads():  # the first socket of a context starts them
+            self.input = self._greeting_router()
         self.handshake = self._greeting_router() if handshake else None
-        self.input = self._greeting_router()
         self.input.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.input.setsockopt(zmq.SNDHWM, _INPUT_BACKLOG)
         self.output: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
