@@ -3,7 +3,7 @@
 /// What a plain POST with a JSON body says in its head.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RequestHead<'a> {
-    /// The target as written, in ASCII.
+    /// The target as written.
     pub path: &'a str,
     /// Bytes of the body.
     pub content_length: usize,
@@ -15,15 +15,19 @@ pub struct RequestHead<'a> {
     pub size: usize,
 }
 
-/// The same limits as of the server that gets what is not plain.
+/// What exceeds these is not plain; whoever gets that has limits of its own.
 const MAX_SIZE: usize = 8190;
 const MAX_HEADERS: usize = 64;
+/// Headers that ask for more, or once did.
+const NOT_PLAIN: [&str; 7] =
+    ["Content-Encoding", "Expect", "Proxy-Connection", "Sec-WebSocket-Key1", "Trailer", "Transfer-Encoding", "Upgrade"];
 /// What is longer has more digits than any body that is taken.
 const MAX_LENGTH_DIGITS: usize = 15;
 
 impl<'a> RequestHead<'a> {
     /// The head that `data` begins with; `None` unless all of it is there, it is well-formed, and nothing in it asks for
-    /// more than to read a body of so many bytes and to answer: whatever there may be two opinions about is not plain.
+    /// more than to read a body of so many bytes and to answer. Whatever there may be two opinions about is not plain,
+    /// such as a header that stands twice.
     pub fn parse(data: &'a [u8]) -> Option<Self> {
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut headers);
@@ -35,40 +39,37 @@ impl<'a> RequestHead<'a> {
             return None;
         }
         let mut content_length = None;
-        let mut keep_alive = None;
-        let mut content_type = None;
+        let mut keep_alive = true;
+        let mut has_host = false;
         let mut rank = None;
-        for header in request.headers.iter() {
+        for (index, header) in request.headers.iter().enumerate() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
-            // What stands twice, or has another value than the usual one, is for others to judge.
+            if request.headers[..index].iter().any(|earlier| is(earlier.name)) {
+                return None;
+            }
             if is("Content-Length") {
-                once(&mut content_length, length(header.value)?)?;
+                content_length = Some(length(header.value)?);
             } else if is("Connection") {
-                once(&mut keep_alive, persistence(header.value)?)?;
+                keep_alive = persistence(header.value)?;
             } else if is("Content-Type") {
                 (header.value == b"application/json").then_some(())?;
-                once(&mut content_type, ())?;
+            } else if is("Host") {
+                header.value.iter().all(is_of_host).then_some(())?;
+                has_host = true;
             } else if is("X-data-parallel-rank") {
-                once(&mut rank, header.value)?;
-            } else if ["Transfer-Encoding", "Content-Encoding", "Expect", "Upgrade", "Trailer"]
-                .iter()
-                .any(|name| is(name))
-            {
+                rank = Some(header.value);
+            } else if NOT_PLAIN.iter().any(|name| is(name)) {
                 return None;
             }
         }
-        Some(Self {
-            path: request.path?,
-            content_length: content_length?,
-            keep_alive: keep_alive.unwrap_or(true),
-            rank,
-            size,
-        })
+        has_host.then_some(())?;
+        Some(Self { path: request.path?, content_length: content_length?, keep_alive, rank, size })
     }
 }
 
-fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
-    place.replace(value).is_none().then_some(())
+/// Whether it can stand in a name, an address, or before a port.
+fn is_of_host(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~:[]%".contains(byte)
 }
 
 fn length(value: &[u8]) -> Option<usize> {
@@ -142,6 +143,10 @@ mod tests {
             "Expect: 100-continue",
             "Upgrade: h2c",
             "Trailer: x",
+            "Proxy-Connection: close",
+            "Sec-WebSocket-Key1: x",
+            "Host: x",
+            "User-Agent: a\r\nuser-agent: b",
             "Connection: upgrade",
             "Connection: keep-alive, close",
             "Connection: keep-alive\r\nConnection: keep-alive",
@@ -160,6 +165,9 @@ mod tests {
             ("HTTP/1.1", "HTTP/1.0"),
             ("HTTP/1.1", "HTTP/2.0"),
             ("Content-Length: 12\r\n", ""),
+            ("Host: x\r\n", ""),
+            ("Host: x", "Host: x y"),
+            ("Host: x", "Host: x\u{e4}"),
             (": 12", ": "),
             (": 12", ": +12"),
             (": 12", ": 0x12"),

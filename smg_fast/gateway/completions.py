@@ -37,7 +37,7 @@ RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
 
 _ID_PREFIX = {ChatCompletionRequest: "chatcmpl", CompletionRequest: "cmpl"}
 
-RANK_HEADER = "X-data-parallel-rank"
+_RANK_HEADER = "X-data-parallel-rank"
 _RANK = re.compile(r"[0-9]{1,9}")
 
 #: Whose the answers are.
@@ -84,7 +84,7 @@ class Endpoint(Generic[RequestT]):
         request = decode(self._decoder, body, strict=strict)
         if rank is not None and request.data_parallel_rank is None:
             if not _RANK.fullmatch(rank):
-                raise invalid(RANK_HEADER, f"{RANK_HEADER} must be the number of an engine, got {rank!r}")
+                raise invalid(_RANK_HEADER, f"{_RANK_HEADER} must be the number of an engine, got {rank!r}")
             request = msgspec.structs.replace(request, data_parallel_rank=int(rank))
         await _answer(exchange, gateway, request, await _accepted(gateway, request, self._encode))
 
@@ -93,7 +93,7 @@ class Endpoint(Generic[RequestT]):
         gateway = http.app[GATEWAY]
         with gateway.in_flight:
             exchange = AiohttpExchange(http)
-            rank = http.headers.get(RANK_HEADER)
+            rank = http.headers.get(_RANK_HEADER)
             await self.answer(exchange, gateway, await read_body(http), rank, strict=http.app[STRICT])
             return WrittenResponse(exchange)
 

@@ -69,10 +69,12 @@ class _Server(web.Server):
 
     service: Service
     plain: set[PlainConnection]
+    closing: bool
 
     def serve(self, service: Service) -> None:
         self.service = service
         self.plain = set()
+        self.closing = False
 
     def __call__(self) -> PlainConnection:  # type: ignore[override]
         return PlainConnection(self)
@@ -82,11 +84,15 @@ class _Server(web.Server):
         return _AiohttpConnection(self, loop=self._loop, **self._kwargs)
 
     def pre_shutdown(self) -> None:
+        self.closing = True
         for connection in list(self.plain):
             connection.close_when_idle()
         super().pre_shutdown()
 
     async def shutdown(self, timeout: float | None = None) -> None:
+        await asyncio.gather(self._shutdown_plain(timeout), super().shutdown(timeout))
+
+    async def _shutdown_plain(self, timeout: float | None) -> None:
         tasks = {connection.task for connection in self.plain if connection.task is not None}
         for ended in (False, True):
             if ended:
@@ -96,7 +102,6 @@ class _Server(web.Server):
                 _, tasks = await asyncio.wait(tasks, timeout=timeout)
         for connection in list(self.plain):
             connection.close()
-        await super().shutdown(timeout)
 
 
 class PlainConnection(asyncio.Protocol):
@@ -147,14 +152,9 @@ class PlainConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.task is not None:
-            self._ahead += data
-            if len(self._ahead) > _READ_AHEAD and self.transport is not None:
-                self.transport.pause_reading()
+            self._read_ahead(self._ahead + data)
         elif self._endpoint is not None:
-            self._body.append(data)
-            self._missing -= len(data)
-            if self._missing <= 0:
-                self._answer(self._endpoint)
+            self._add(self._endpoint, data)
         else:
             self._take(data)
 
@@ -204,30 +204,48 @@ class PlainConnection(asyncio.Protocol):
         self._server.service.gateway.in_flight.begin()
         self._endpoint = endpoint
         self._rank = head.rank
-        self.keep_alive = head.keep_alive
-        self._body = [data[head.size :]]
-        self._missing = head.content_length - len(self._body[0])
-        if self._missing <= 0:
-            self._answer(endpoint)
+        self.keep_alive = head.keep_alive and not self._server.closing
+        self._missing = head.content_length
+        self._add(endpoint, data[head.size :])
 
-    def _answer(self, endpoint: Endpoint[Any]) -> None:
-        """Begin with the answer, now that all of the body is here, and maybe more."""
+    def _add(self, endpoint: Endpoint[Any], data: bytes) -> None:
+        """Take more of the body, and begin with the answer when that is all of it."""
+        self._body.append(data[: self._missing])
+        rest = data[self._missing :]
+        self._missing -= len(data) - len(rest)
+        if self._missing:
+            return
         body = b"".join(self._body)
-        if self._missing < 0:
-            body, self._ahead = body[: self._missing], body[self._missing :]
         self._body = []
         self.task = self._loop.create_task(self._see_through(endpoint, body))
+        self.task.add_done_callback(self._end)  # it may be cancelled before it begins
+        if rest:
+            self._read_ahead(rest)
+
+    def _read_ahead(self, data: bytes) -> None:
+        """Keep what later requests begin with, and read no more than that needs."""
+        self._ahead = data
+        transport, more = self.transport, len(data) <= _READ_AHEAD
+        if transport is None or more == transport.is_reading():
+            return
+        if more:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
 
     async def _see_through(self, endpoint: Endpoint[Any], body: bytes) -> None:
         service = self._server.service
         try:
-            await endpoint.answer(self, service.gateway, body, self._rank, strict=service.strict)
+            try:
+                await endpoint.answer(self, service.gateway, body, self._rank, strict=service.strict)
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the outermost border; ``told`` logs what nobody foresaw
+                self._refuse(told(error, "POST", endpoint.path))
+            if self.writing_paused:
+                await self.drain()
         except ConnectionError:
             self.keep_alive = False
-        except Exception as error:  # noqa: BLE001 - the outermost border; ``told`` logs what nobody foresaw
-            self._refuse(told(error, "POST", endpoint.path))
-        finally:
-            self._end()
 
     def _refuse(self, error: ApiError) -> None:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not self._server.service.alone:
@@ -239,22 +257,21 @@ class PlainConnection(asyncio.Protocol):
         body = error.body
         self.transport.write(b"%b%bContent-Length: %d\r\n\r\n%b" % (head, more, len(body), body))
 
-    def _end(self) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         """The request at hand is answered: it is the next one's turn."""
         self.task = None
         self._endpoint = None
         self._server.service.gateway.in_flight.end()
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         if not self.keep_alive:
             self.transport.close()
             return
         self._idle_since = self._loop.time()
         if self._ahead:
-            data, self._ahead = self._ahead, b""
-            if not self.transport.is_reading():
-                self.transport.resume_reading()
-            self._take(data)
+            ahead = self._ahead
+            self._read_ahead(b"")
+            self._take(ahead)
 
     def _hand_over(self, data: bytes) -> None:
         """Let aiohttp have the connection from the request on that ``data`` begins with."""

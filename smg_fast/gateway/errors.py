@@ -121,7 +121,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         return web.Response(status=_CLIENT_GONE)  # to nobody
     except Exception as error:  # the outermost border: what nobody foresaw is logged by ``told``
         if request.writer.output_size > 0:
-            raise  # an answer has begun: nothing but closing the connection is left
+            raise  # an answer has begun: nothing but closing the connection is left, as ``EventStream`` does itself
         return told(error, request.method, request.path).response()
 
 

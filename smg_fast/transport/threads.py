@@ -25,7 +25,7 @@ def yielding_threads() -> Iterator[None]:
     before = _threads()
     yield
     try:
-        for thread in _threads() - before:
+        for thread in _threads() - before if before else ():
             if os.sched_getscheduler(thread) == os.SCHED_OTHER:
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
     except OSError as error:
@@ -33,4 +33,9 @@ def yielding_threads() -> Iterator[None]:
 
 
 def _threads() -> set[int]:
-    return {int(thread.name) for thread in _THREADS.iterdir()}
+    """Those of this process; none, where it cannot be told."""
+    try:
+        return {int(thread.name) for thread in _THREADS.iterdir()}
+    except OSError as error:
+        logger.debug("no threads are to be seen: %s", error)
+        return set()

@@ -14,7 +14,7 @@ from .support import serving
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """What is written to connections directly is tried on both event loops."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if item.path.name == "test_streaming.py":
+    if item.path.name in ("test_connections.py", "test_streaming.py"):
         factories["uvloop"] = uvloop.new_event_loop
     return factories
 

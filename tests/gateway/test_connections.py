@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -82,7 +83,7 @@ def post(*lines: bytes, path: bytes = COMPLETIONS, request: dict[str, Any] | Non
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving("--max-body-size", "1") as url:
+    with serving("--max-body-size", "1", "--tick-ms", "1") as url:
         yield url
 
 
@@ -263,7 +264,7 @@ async def test_idle_connections_are_closed_at_last(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_request_whose_body_is_slow_to_come_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEPALIVE", 0.05)
+    monkeypatch.setattr(connections, "KEEPALIVE", 0.3)
     async with gateway() as server, connected(server.url) as client, connected(server.url) as idle:
         request = post()
         await client.send(request[:-5])
@@ -287,3 +288,71 @@ async def test_a_stop_closes_idle_connections_and_waits_for_the_others() -> None
         assert await idle.until_end() == b""
         assert (await busy.answer()).text.startswith(TEXT)
         assert await busy.until_end() == b""
+
+
+async def test_a_stop_ends_what_does_not_end_by_itself() -> None:
+    """Each with an error: a whole answer, a stream, and a stream on a connection that aiohttp reads."""
+    async with AsyncExitStack() as stack:
+        async with gateway(shutdown_timeout=0) as server:
+            own = ("--runtime", "tokenspeed", "--model", str(MODEL_DIRECTORY))
+            engine = await stack.enter_async_context(simulator(server.handshakes[0], *own, "--tick-ms", "50"))
+            await asyncio.wait_for(server.wait_ready(), PATIENCE)
+            whole, stream, other = [await stack.enter_async_context(connected(server.url)) for _ in range(3)]
+            await whole.send(post(max_tokens=900) + post())
+            await stream.send(post(max_tokens=900, stream=True) + post())
+            await other.send(post(b"Trailer: X-Nothing", max_tokens=900, stream=True) + post())
+            await eventually(engine.counters, lambda counters: counters.adds == 3 and counters.tokens >= 3)
+        # It has been stopped.
+        answer = await whole.answer()
+        assert answer.status == 503
+        assert json.loads(answer.body)["error"]["code"] == "engine_unavailable"
+        assert await whole.until_end() == b""
+        for client in (stream, other):
+            answer = await client.answer()
+            assert answer.status == 200
+            assert b"engine_unavailable" in answer.body
+            assert await client.until_end() == b""
+
+
+async def test_clients_that_go_away_with_refusals_to_come() -> None:
+    """Each is refused as its turn comes, and the client may go at any moment of it."""
+    async with gateway() as server:
+        for count in range(60):
+            async with connected(server.url) as client:
+                await client.send(post(max_tokens=0) * (3 + count))
+                if count % 2:
+                    await client.answer()
+
+        async def in_flight() -> int:
+            return len(server.gateway.in_flight)
+
+        await eventually(in_flight, lambda count: count == 0)
+
+
+@pytest.mark.parametrize("request_", [post(), post(model="?" * 900), post(b"Trailer: X-Nothing", model="?" * 900)])
+async def test_a_client_that_does_not_read_is_not_read_from(request_: bytes) -> None:
+    """Neither its requests nor their answers gather here, however many it sends."""
+    async with served("--tick-ms", "0") as (server, _):
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            client.setblocking(False)
+            sent = idle = 0
+            # For as long as it takes something from time to time.
+            while idle < 50:
+                try:
+                    sent += client.send(request_ * 100)
+                    idle = 0
+                except BlockingIOError:
+                    idle += 1
+                    await asyncio.sleep(0.01)
+                assert sent < 32 << 20
+        assert len(server.gateway.in_flight) <= 1
+
+
+async def test_a_connection_that_has_changed_hands_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEPALIVE", 0.3)
+    async with served("--tick-ms", "50") as (server, _), connected(server.url) as client:
+        await client.send(post(b"Trailer: X-Nothing", max_tokens=12))
+        assert (await client.answer()).text.startswith(TEXT)
